@@ -16,13 +16,16 @@
 #            or FILES_LARGE of 10 KB to 1 MB, as many transactions as files, reads and writes of 8 KB
 #            mailmix     the same work as postmark-small, by EVFS's own
 #            fio-RW-BS   sr, sw, rr, rw: sequential and random reads and writes of BS = 4k or 64k, on a
-#                        file of SIZE MiB; cr: sr after all caches were dropped, sync not included
+#                        file of SIZE MiB
+#            dd-RW       w, o, r: dd writes, overwrites or reads such a file in 64k; before r, all caches are
+#                        dropped. CPU without the start of fio
 #            untar, rm   unpack and remove TREE, a tar file
 #            million     so many empty files in one directory as FILES_DIR says or fit into DIR_MAX_S
 #   BASES    the targets that the report compares with each other one (evfs clear)
 #   ROUNDS   number of the last measured round (5), and FIRST that of the first (1), for runs in pieces;
 #            one more goes before and is not counted, if WARM is set
 #   WORK     folder on the disk under test; DISK MiB of it are used, and given back
+#   FILL     if set, images of volumes are not sparse: no row waits for the allocation of blocks below
 #   BEFORE   a command that servers and clients are run by, such as "chrt -r 5"
 #   MKFS     more options of mkfs.ext4 for the target ext4: -N 1100000 for a million files
 #   EVFS, MAILMIX, PAIRED   the programs
@@ -33,7 +36,7 @@
 # round to round; runs of one row in one round are a pair. Seconds include the sync at the end: of the
 # mount, then of the server where it has a verb for it (evfs cache flush), then of what lies
 # below. Reads: the kernel has dropped its pages of the file (fio's invalidate), the caches of servers
-# are as they are, except in cr.
+# are as they are, except for dd.
 #
 # CPU: seconds of the server and of the client, with what the kernel does on their behalf; kernel threads (the
 # loop device, write-back) count only in the column machine_cpu_us_each: all CPU time of the machine, by ticks. A run that fails has - in its columns and the reason at the end.
@@ -45,7 +48,7 @@ TARGETS=${TARGETS:-clear evfs ext4 gocryptfs cryfs securefs}
 ROWS=${ROWS:-postmark-small postmark-large mailmix fio-sw-64k fio-sr-64k fio-sr-4k fio-rr-4k fio-rr-64k fio-sw-4k fio-rw-4k fio-rw-64k untar rm}
 BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WARM=${WARM-1} SIZE=${SIZE:-128} DISK=${DISK:-16384} IMAGE=${IMAGE:-4096}
 FILES_SMALL=${FILES_SMALL:-3000} FILES_LARGE=${FILES_LARGE:-200} FILES_DIR=${FILES_DIR:-1000000} DIR_MAX_S=${DIR_MAX_S:-180}
-TREE=${TREE:-} MKFS=${MKFS:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
+TREE=${TREE:-} FILL=${FILL:-} MKFS=${MKFS:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
 WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-fs}
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 MAILMIX=${MAILMIX:-$REPO/target/release/examples/mailmix}
@@ -59,6 +62,7 @@ volume() { # TARGET FILE: an encrypted volume
   mkdir -p "$WORK/keys" "$WORK/run"; chmod 700 "$WORK/keys" "$WORK/run"
   [ -n "${KEY_MADE:-}" ] || evfs client key generate fs --no-passphrase; KEY_MADE=1
   truncate -s "${IMAGE}M" "$2"
+  [ -z "$FILL" ] || head -c "${IMAGE}M" /dev/zero > "$2"
   evfs "$1" volume create "$2" --owner fs --key-bits 256
 }
 start() { # TARGET: leaves it mounted at $WORK/TARGET
@@ -110,7 +114,7 @@ clean_up() {
   [ ! -e "$WORK/zfs.pid" ] || { kill "$(< "$WORK/zfs.pid")"; rm -f "$WORK/zfs.pid"; }
   umount "$DISK_DIR" 2>/dev/null || say "$DISK_DIR is still mounted"
   [ -z "$DISK_LOOP" ] || losetup -d "$DISK_LOOP" || :
-  rm -rf "$WORK/disk.img" "$WORK/keys" "$WORK/run" "$WORK/cryfs.state"
+  rm -rf "$WORK/disk.img" "$WORK/random" "$WORK/keys" "$WORK/run" "$WORK/cryfs.state"
   groups_down
 }
 
@@ -122,11 +126,18 @@ postmark_() { # DIR FILES LOW HIGH
   client postmark < "$WORK/pm" > "$WORK/client.out" 2>&1; ! grep -q Error "$WORK/client.out"; echo $(($2 * 2))
 }
 fio_() { # DIR RW BLOCK
-  local rw; case $2 in sr|cr) rw=read ;; sw) rw=write ;; rr) rw=randread ;; rw) rw=randwrite ;; esac
+  local rw; case $2 in sr) rw=read ;; sw) rw=write ;; rr) rw=randread ;; rw) rw=randwrite ;; esac
   local end=(); case $rw in *write) end=(--end_fsync=1) ;; esac
   client fio --name=j --filename="$1/fio" --rw=$rw --bs="$3" --size="${SIZE}M" --ioengine=psync --randseed=1 --refill_buffers \
     --thread "${end[@]}" --output-format=json > "$WORK/client.out" 2>&1
   sed -n '/^{/,$p' "$WORK/client.out" | jq -er '.jobs[0] | select(.error == 0) | .read.runtime + .write.runtime' > "$WORK/took"; echo "$SIZE"
+}
+dd_() { # DIR RW
+  case $2 in
+    w) client dd if="$WORK/random" of="$1/dd" bs=64k conv=fsync 2> /dev/null ;;
+    o) client dd if="$WORK/random" of="$1/dd" bs=64k conv=fsync,notrunc 2> /dev/null ;;
+    r) client dd if="$1/dd" of=/dev/null bs=64k 2> /dev/null ;;
+  esac; echo "$SIZE"
 }
 million() { # DIR
   client python3 -c '
@@ -143,6 +154,7 @@ work() { # ROW DIR
     postmark-large) postmark_ "$2" "$FILES_LARGE" 10240 1048576 ;;
     mailmix) mix "$2" "$FILES_SMALL" ;;
     fio-*) local p=${1#fio-}; fio_ "$2" "${p%%-*}" "${p#*-}" ;;
+    dd-*) dd_ "$2" "${1#dd-}" ;;
     untar) client tar xf "$TREE" -C "$2"; echo "$TREE_FILES" ;;
     rm) client rm -r "$2/$TREE_TOP"; echo "$TREE_FILES" ;;
     million) million "$2" ;;
@@ -160,19 +172,18 @@ drop() { # TARGET: nothing of it is in memory but what its server keeps for itse
   echo 3 > /proc/sys/vm/drop_caches
   case $1 in gocryptfs|cryfs|securefs) ;; *) evfs "$1" cache drop "$1" ;; esac
 }
-machine_us() { awk -v hz="$(getconf CLK_TCK)" '$1 == "cpu" {print ($2 + $3 + $4 + $7 + $8) * 1000000 / hz}' /proc/stat; }
+machine_us() { awk -v hz="$(getconf CLK_TCK)" '$1 == "cpu" {printf "%.0f\n", ($2 + $3 + $4 + $7 + $8) * 1000000 / hz}' /proc/stat; }
 measure() { # ROUND ROW TARGET
   local round=$1 row=$2 t=$3 dir=$WORK/$3/work c0 f0 m0 c1 f1 m1 t0 t1 did took
   settle "$t"; rm -f "$WORK/took"
   # One server of ZFS has all its pools.
   case $t in zfs*) echo "$(< "$WORK/zfs.pid")" > "${GROUP[$t]}/cgroup.procs" ;; esac
-  case $row in fio-cr-*) drop "$t" ;; esac
+  case $row in dd-w) rm -f "$dir/dd"; settle "$t" ;; dd-r) drop "$t" ;; esac
   m0=$(machine_us) c0=$(cpu_us "$t") f0=$(cpu_us client) t0=$(date +%s%N)
   if ! did=$(work "$row" "$dir" 2> "$WORK/client.err"); then
     printf '%s\t%s\t%s\t-\t-\t-\t-\t%s\t-\n' "$round" "$row" "$t" "$(tail -1 "$WORK/client.err" | tr '\t' ' ' | cut -c1-100)"; return
   fi
-  # What fio writes is durable; its server's part of a write may come later.
-  case $row in fio-[cs]r-*|fio-rr-*) ;; *) settle "$t" ;; esac
+  case $row in fio-*|dd-r) ;; *) settle "$t" ;; esac
   t1=$(date +%s%N) c1=$(cpu_us "$t") f1=$(cpu_us client) m1=$(machine_us)
   took=$(((t1 - t0) / 1000)); [ ! -e "$WORK/took" ] || took=$(($(< "$WORK/took") * 1000))
   awk -v id="$round	$row	$t" -v n="$did" -v us="$took" -v s=$((c1 - c0)) -v f=$((f1 - f0)) -v m=$((m1 - m0)) '
@@ -209,6 +220,7 @@ run() {
   trap 'r=$?; clean_up; exit $r' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM
   groups_up; group client; for t in $TARGETS; do group "$t"; done
   disk_up; header
+  case " $ROWS" in *' dd-'*) head -c "${SIZE}M" /dev/urandom > "$WORK/random" ;; esac
   for t in $TARGETS; do say "start $t"; start "$t"; done
   # The file for the reads; and whoever takes memory for a cache at its first use has it now.
   for t in $TARGETS; do fio_ "$WORK/$t/work" sw 1M > /dev/null || die "$t: filling failed"; settle "$t"; done
