@@ -141,7 +141,7 @@ fn main() {
         Fs::format_with(encrypted(&image), "", checksums).expect("formatted");
         image
     });
-    // The first round only brings memory and files into existence.
+    // The first round is not printed: it creates the files.
     for round in 0..=rounds {
         for row in ROWS {
             let mut took = [None; SIDES.len()];
