@@ -185,6 +185,8 @@ fn a_full_file_system_grows_while_it_is_in_use() {
         data.extend(part);
     }
     client.sync(&mut Random::new(5)).expect("promises are kept");
+    // Closing commits, and the commit may take blocks for metadata.
+    fs.commit().expect("committed");
     assert_clean(&fs, "grown");
     drop(client);
     let usage = fs.usage();
