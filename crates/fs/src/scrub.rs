@@ -296,6 +296,10 @@ impl FsShared {
             {
                 return Err(error.into());
             }
+            let found = match alone {
+                true => Vec::new(),
+                false => self.summer.sums_of(data),
+            };
             let blocks = data.chunks_mut(BLOCK_BYTES as usize);
             for (j, (block, sum)) in blocks.zip(sums).enumerate() {
                 let place = stretch.first + skip + j as u64;
@@ -318,8 +322,9 @@ impl FsShared {
                     }
                 }
                 let device = stretch.run.start + skip + j as u64;
+                let sum_of_block = || self.summer.sum_of(block);
                 if *sum != NO_SUM
-                    && self.summer.sum_of(block) != *sum
+                    && found.get(j).copied().unwrap_or_else(sum_of_block) != *sum
                     && self.is_mismatch(device, *sum)?
                 {
                     add(DamageKind::Checksum);

@@ -8,7 +8,7 @@ mod common;
 use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random};
 use common::pair::{Pair, describe};
-use common::{amount, format, open, options, seed};
+use common::{amount, format, keyed, open, options, seed};
 use fs::{FIRST_FILESET, Fs, Kind, Options, SUPERBLOCK_BYTES};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn sample_of(seed: u64) -> Mem {
 /// Opens and uses an image as far as possible. Returns whether the check found it clean.
 fn exercise(image: Mem) -> Result<bool, Kind> {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
-    let fs = Fs::open(device, options()).map_err(|e| e.kind())?;
+    let fs = Fs::open(keyed(&device), options()).map_err(|e| e.kind())?;
     let clean = match fs.check() {
         Ok(report) => report.is_clean(),
         Err(error) => return Err(error.kind()),
@@ -142,7 +142,7 @@ fn a_power_cut_while_the_metadata_is_rebuilt_leaves_something_to_repair_or_nothi
         damage(&image, &segments, &mut Random::new(seed + round));
         let disk = Arc::new(PowerCut::new(&image));
         let device: Arc<dyn BlockDevice> = disk.clone();
-        let Ok(fs) = Fs::open(device, options()) else {
+        let Ok(fs) = Fs::open(keyed(&device), options()) else {
             continue;
         };
         if fs.check().is_ok_and(|report| report.is_clean()) {
@@ -157,7 +157,7 @@ fn a_power_cut_while_the_metadata_is_rebuilt_leaves_something_to_repair_or_nothi
         for crash in disk.images(seed, 20) {
             let context = format!("{context}, {crash}");
             let device: Arc<dyn BlockDevice> = Arc::new(crash.image);
-            let fs = Fs::open(Arc::clone(&device), options());
+            let fs = Fs::open(keyed(&device), options());
             let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
             assert!(repair_all(&fs, &context).is_some(), "{context}");
             fs.close().expect("closed");
@@ -185,7 +185,7 @@ fn the_readable_part_of_damaged_metadata_is_rebuilt() {
             rescue: true,
             ..options()
         };
-        let fs = match Fs::open(Arc::clone(&device), rescue) {
+        let fs = match Fs::open(keyed(&device), rescue) {
             Ok(fs) => fs,
             Err(error) => {
                 println!("{context}: it does not open: {error}");
@@ -275,7 +275,7 @@ fn opens_and_is_repaired(image: Mem, context: &str) -> bool {
         rescue: true,
         ..options()
     };
-    let Ok(fs) = Fs::open(Arc::clone(&device), rescue) else {
+    let Ok(fs) = Fs::open(keyed(&device), rescue) else {
         return false;
     };
     let is_clean = fs.check().is_ok_and(|report| report.is_clean());
