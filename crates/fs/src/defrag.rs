@@ -203,10 +203,11 @@ fn is_gone(error: &Error) -> bool {
 
 impl Fileset {
     fn check_use(&self, manner: Manner<'_>) -> Result<()> {
-        let op = Op::begin(&self.fs, self.id)?;
+        let mut op = Op::begin(&self.fs, self.id)?;
         if manner.in_use {
             return op.refuse_receiving(self.id);
         }
+        op.write_inodes()?;
         let mut cores = op.cores.iter();
         if cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
             Err(Error::new(
