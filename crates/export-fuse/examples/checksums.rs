@@ -137,7 +137,7 @@ fn main() {
     let images = SIDES.map(|(name, checksums)| {
         let image = work.path().join(name);
         let file = File::create(&image).expect("made");
-        file.set_len(3 * (mib as u64) << 20).expect("sparse");
+        file.set_len((3 * mib as u64) << 20).expect("sparse");
         Fs::format_with(encrypted(&image), "", checksums).expect("formatted");
         image
     });

@@ -296,9 +296,10 @@ impl FsShared {
             {
                 return Err(error.into());
             }
-            let found = match alone {
-                true => Vec::new(),
-                false => self.summer.sums_of(data),
+            let found = if alone {
+                Vec::new()
+            } else {
+                self.summer.sums_of(data)
             };
             let blocks = data.chunks_mut(BLOCK_BYTES as usize);
             for (j, (block, sum)) in blocks.zip(sums).enumerate() {

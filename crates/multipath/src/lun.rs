@@ -163,9 +163,10 @@ impl Lun {
                 }
             }
             let why = format!("no usable path: {}", failures.join("; "));
-            let kind = match is_in_use && answers.is_empty() {
-                true => ErrorKind::Busy,
-                false => ErrorKind::PathLost,
+            let kind = if is_in_use && answers.is_empty() {
+                ErrorKind::Busy
+            } else {
+                ErrorKind::PathLost
             };
             return Err(Error::new(kind, &config.name, why));
         };
