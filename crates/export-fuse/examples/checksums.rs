@@ -136,8 +136,10 @@ fn main() {
     std::fs::create_dir(&dir).expect("made");
     let images = SIDES.map(|(name, checksums)| {
         let image = work.path().join(name);
-        let file = File::create(&image).expect("made");
-        file.set_len((3 * mib as u64) << 20).expect("sparse");
+        let mut file = File::create(&image).expect("made");
+        // Not sparse: else the side that writes to new blocks waits for their allocation.
+        let zeros = vec![0; 1 << 20];
+        (0..3 * mib).for_each(|_| file.write_all(&zeros).expect("filled"));
         Fs::format_with(encrypted(&image), "", checksums).expect("formatted");
         image
     });
