@@ -63,11 +63,6 @@ impl Summer {
         Arc::new(self.clone())
     }
 
-    /// Reports whether only the holder of a key can compute the checksums.
-    pub fn is_keyed(&self) -> bool {
-        matches!(self, Summer::Keyed(_))
-    }
-
     /// Returns the length of an encoded checksum in bytes.
     fn width(&self) -> usize {
         match self {
