@@ -43,6 +43,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("format", &["blank.img"], &[]),
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
+    ("defrag", &["files.img", "--recompress"], &[]),
     ("grow", &["files.img", "--size", "48M"], &[]),
     ("shrink", &["files.img", "--size=20M"], &["--yes"]),
     ("upgrade", &["files.img"], &[]),

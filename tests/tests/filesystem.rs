@@ -279,6 +279,42 @@ mod needs_peer {
     }
 
     #[test]
+    fn defrag_compresses_and_decompresses_what_was_written_before() {
+        let p = Place::new();
+        p.mount(&[]);
+        let lines = (0..60_000).map(|n| format!("{n}: a line of a text\n"));
+        let text: String = lines.collect();
+        fs::write(p.at.join("text"), &text).unwrap();
+        p.s.run(&["sync", "mnt"]).ok();
+        let space = || fs::metadata(p.at.join("text")).unwrap().blocks() * 512;
+        let plain = space();
+        p.s.run(&["fileset", "compression", "mnt", "main", "lz4"])
+            .ok();
+        p.s.run(&["defrag", "mnt"]).ok();
+        assert_eq!(space(), plain);
+        let planned = p.s.json(&["defrag", "mnt", "--recompress", "--dry-run"]);
+        assert_eq!(space(), plain);
+        let done = p.s.json(&["defrag", "mnt", "--recompress"]);
+        assert_eq!(done["recompressed"], 1, "{done}");
+        assert_eq!(done["blocks_after"], planned["blocks_after"], "{planned}");
+        p.unmount();
+        p.is_clean();
+        p.mount(&[]);
+        assert!(space() < plain / 2, "{} of {plain}", space());
+        assert_eq!(fs::read_to_string(p.at.join("text")).unwrap(), text);
+        p.unmount();
+        p.s.run(&["fileset", "compression", "disk.img", "main", "off"])
+            .ok();
+        let said = p.s.run(&["defrag", "disk.img", "--recompress"]).ok().stdout;
+        assert!(said.contains("1 files recompressed"), "{said}");
+        p.is_clean();
+        p.mount(&[]);
+        assert_eq!(space(), plain);
+        assert_eq!(fs::read_to_string(p.at.join("text")).unwrap(), text);
+        p.unmount();
+    }
+
+    #[test]
     fn the_name_of_a_mount_answers() {
         let p = Place::new();
         let status = p.mount(&["--name", "there"]);

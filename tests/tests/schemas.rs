@@ -219,6 +219,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fsck", "--online", "c.img"]);
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
+    p.json(&["defrag", "c.img", "--recompress"]);
     p.json(&["grow", "c.img"]);
     p.json(&["shrink", "c.img", "--minimum"]);
     p.json(&["shrink", "c.img", "--size", "60M", "--yes"]);

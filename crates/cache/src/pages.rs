@@ -8,7 +8,7 @@ use crate::mapped::Mapped;
 use crate::page_state::PageLocation;
 use crate::policy::FrameNo;
 use crate::stats::EvictReason;
-use crate::tree::Vnode;
+use crate::tree::{Death, Vnode};
 use std::ops::Range;
 use std::sync::atomic::{Ordering::SeqCst, fence};
 
@@ -53,8 +53,9 @@ impl Vnode {
         }
     }
 
-    /// Drops all pages of a removed file, like [`Vnode::drop_dead`].
-    pub(crate) fn drop_all_dead(&self) {
+    /// Drops all pages, like [`Vnode::drop_dead`], and loads none from here on.
+    pub(crate) fn die(&self, death: Death) {
+        self.mark_dead(death);
         for latch in self.latches() {
             if !latch.is_in_writeback() {
                 latch.drop_page(self.drop_reason());

@@ -272,16 +272,11 @@ impl Volume {
     /// Drops all pages of a removed file at once, dirty or not; open files find it empty. Pages
     /// under write-back are dropped when that ends.
     pub fn forget(&self, file: FileId) {
-        self.let_die(file, Death::Unlinked);
-    }
-
-    fn let_die(&self, file: FileId, death: Death) {
         let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
         let vnode = vnodes.by_file.remove(&file);
         drop(vnodes);
         if let Some(vnode) = vnode {
-            vnode.mark_dead(death);
-            vnode.drop_all_dead();
+            vnode.die(Death::Unlinked);
         }
     }
 
@@ -467,11 +462,13 @@ impl Volume {
                 "the background thread ended unexpectedly"
             );
         }
-        let mut all = self.all();
+        let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
+        let mut all: Vec<_> = std::mem::take(&mut *vnodes).by_file.into_values().collect();
+        drop(vnodes);
         // Files that were opened one after the other lie side by side in memory.
         all.sort_unstable_by_key(|vnode| vnode.number());
         for vnode in all {
-            self.let_die(vnode.file(), Death::Closed);
+            vnode.die(Death::Closed);
         }
         self.shared.core.pool.wipe_free();
     }

@@ -1,10 +1,11 @@
 //! Cost and memory of many small files through the file cache, as in a mount without the kernel:
-//! creating, closing, checking, removing.
+//! creating, closing, checking, listing, looking up, removing a tenth.
 //!
-//! `cargo run --release -p evfs-fs --example small_files FILES FILE_OR_DEVICE [CACHE_MIB [EVERY]]`
+//! `cargo run --release -p evfs-fs --example small_files FILES FILE_OR_DEVICE [CACHE_MIB [EVERY
+//! [LARGE]]]`
 //!
-//! Three fifths of the files are in one directory, the others 200 to a directory. Each file, or one
-//! of EVERY, has 1000 bytes.
+//! LARGE percent of the files, by default 60, are in one directory, the others 200 to a directory.
+//! Each file, or one of EVERY, has 1000 bytes.
 
 mod support;
 
@@ -13,6 +14,8 @@ use fs::{FIRST_FILESET, FileType, Files, Fs, Ino, New, Options, ROOT, WritePosit
 use std::sync::Arc;
 use support::{arguments, rate};
 
+/// Position of a listing after `.` and `..`.
+const AFTER_DOTS: u64 = 2;
 const NEW: New = New::of_root(FileType::File, 0o644);
 
 fn main() {
@@ -21,7 +24,7 @@ fn main() {
         let text = std::env::args().nth(at);
         text.map_or(default, |text| text.parse().expect("a number"))
     };
-    let (cache_mib, every) = (number(3, 256), number(4, 1));
+    let (cache_mib, every, percent) = (number(3, 256), number(4, 1), number(5, 60));
     let cache = Cache::new(Config::new(cache_mib << 20)).expect("a cache");
     Fs::format(Arc::clone(&device), "").expect("it formats");
     let fs = Fs::open(Arc::clone(&device), Options::default()).expect("it opens");
@@ -36,7 +39,7 @@ fn main() {
         let made = open.create(ROOT, name.as_bytes(), &new);
         made.expect("made").ino
     };
-    let large = files / 5 * 3;
+    let large = files / 100 * percent;
     let mut dirs: Vec<Ino> = vec![directory("large")];
     rate("create and write", files, || {
         for i in 0..files {
@@ -50,6 +53,10 @@ fn main() {
                     .expect("written");
             }
         }
+    });
+    rate("write back and commit", files, || {
+        open.sync().expect("synced");
+        fs.commit().expect("committed");
     });
     rate("close", files, || {
         drop(lane);
@@ -67,10 +74,27 @@ fn main() {
     });
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let open = Files::new(&main, &cache).expect("attached");
-    rate("remove", files, || {
-        for i in 0..files {
-            let dir = dirs[i.checked_sub(large).map_or(0, |i| i as usize / 200 + 1)];
-            open.unlink(dir, &name(i)).expect("removed");
+    rate("list with attributes", files, || {
+        let mut entries = 0;
+        for dir in &dirs {
+            let listed = open.read_dir_attrs(*dir, AFTER_DOTS, |_, _| {
+                entries += 1;
+                Ok(true)
+            });
+            listed.expect("listed");
+        }
+        assert_eq!(entries, files);
+    });
+    let dir_of = |i: u64| dirs[i.checked_sub(large).map_or(0, |i| i as usize / 200 + 1)];
+    let some = files / 10;
+    rate("look up a tenth anywhere", some, || {
+        for i in (0..some).map(|i| i * 7919 % files) {
+            open.lookup(dir_of(i), &name(i)).expect("there");
+        }
+    });
+    rate("remove a tenth", some, || {
+        for i in 0..some {
+            open.unlink(dir_of(i), &name(i)).expect("removed");
         }
         open.sync().expect("synced");
     });

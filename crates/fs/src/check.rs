@@ -1,10 +1,10 @@
 //! A complete check of an open file system, without changing it; for that see `check/repair.rs`.
 //!
-//! Three passes: over the pages of the metadata as stored on the device, comparing each with its
-//! checksum; over every tree as its readers see it (each name refers to an inode, each inode has
-//! the links, entries and blocks that it states, everything is reachable from a root); and over
-//! every record in every layer (each block is in use exactly as often as its count states).
-//! **Invariant:** the state does not change during the check: changes wait, readers do not. A clean
+//! Three passes, each in a thread: over the pages of the metadata as stored on the device, comparing
+//! each with its checksum; over every record in every layer (each block is in use exactly as often
+//! as its count states); and over every tree as its readers see it (each name refers to an inode,
+//! each inode has the links, entries and blocks that it states, everything is reachable from a
+//! root). **Invariant:** the state does not change during the check: changes wait, readers do not. A clean
 //! file system can be used without metadata errors.
 
 mod accounts;
@@ -34,13 +34,20 @@ use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use crate::scrub::{Invalid, ScrubPosition};
 use crate::space::Space;
+use blocks::Counter;
 use finding::Findings;
 use meter::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+use sums::Unsummed;
 
 /// Bytes of file data read between two reports of progress.
 const DATA_STEP_BYTES: u64 = 16 << 20;
+/// Interval of progress reports.
+const TELL_EVERY: Duration = Duration::from_millis(200);
 
 /// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -90,6 +97,30 @@ impl Report {
     fn found(&mut self, finding: Finding) {
         self.problem_count += 1;
         self.problems.add(finding);
+    }
+
+    /// Adds the result of another part of the check.
+    fn add(&mut self, other: Report) {
+        self.problem_count += other.problem_count;
+        let problems = other.problems.into_iter();
+        problems.for_each(|problem| self.problems.add(problem));
+        other
+            .notes
+            .into_iter()
+            .for_each(|note| self.notes.add(note));
+        self.trees += other.trees;
+        self.inodes += other.inodes;
+        self.entries += other.entries;
+        self.extents += other.extents;
+        self.chunks += other.chunks;
+        if !other.files_by_extents.is_empty() {
+            self.files_by_extents = other.files_by_extents;
+        }
+        self.data_blocks += other.data_blocks;
+        self.shared_blocks += other.shared_blocks;
+        self.metadata_blocks += other.metadata_blocks;
+        self.unverified_blocks += other.unverified_blocks;
+        self.orphaned_blocks += other.orphaned_blocks;
     }
 
     /// Records an error as a problem and continues, if it concerns the data that was read.
@@ -167,12 +198,8 @@ impl FsShared {
         }
         // If these cannot be read, the check of the pages reports why.
         let item_bytes = db.item_bytes().unwrap_or(0);
-        let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
         let epoch = db.epoch();
         let key = self.superblock.key();
-        let pages =
-            epoch.and_then(|epoch| pages::verify(&self.io, (&superblock, key), epoch, meter));
-        report.note(FindingKind::Pages, "page check", pages)?;
         let parts = Parts {
             state: &state,
             superblock: &superblock,
@@ -180,10 +207,82 @@ impl FsShared {
             used: &|device_blocks| db.used(device_blocks),
             space: Some(&self.space),
         };
-        parts.check(&mut report, meter)?;
-        meter.end();
+        let (mut of_pages, mut of_trees) = (Report::default(), Report::default());
+        let mut of_records = Report::default();
+        let threads: [Work<'_>; 3] = [
+            Box::new(|tell| {
+                let meter = &mut Meter::for_pages(tell, &superblock);
+                let of = (&superblock, key);
+                let pages = epoch.and_then(|epoch| pages::verify(&self.io, of, epoch, meter));
+                of_pages.note(FindingKind::Pages, "page check", pages)?;
+                meter.end();
+                Ok(())
+            }),
+            Box::new(|tell| {
+                let meter = &mut Meter::for_records(tell, item_bytes);
+                parts.check_records(&mut of_records, meter)?;
+                meter.end();
+                Ok(())
+            }),
+            Box::new(|tell| {
+                let meter = &mut Meter::for_trees(tell, item_bytes, &state);
+                parts.check_trees(&mut of_trees, meter)?;
+                meter.end();
+                Ok(())
+            }),
+        ];
+        at_once(threads, progress)?;
+        for part in [of_pages, of_records, of_trees] {
+            report.add(part);
+        }
         Ok(report)
     }
+}
+
+/// Part of a check, with the receiver of its progress.
+type Work<'a> = Box<dyn FnOnce(&mut dyn FnMut(u64, u64)) -> Result<()> + Send + 'a>;
+
+/// Runs the parts of a check, each in a thread, and reports the sum of their progress.
+fn at_once<const N: usize>(parts: [Work<'_>; N], progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    // Amounts done, and totals, which each part tells first.
+    let told: [(AtomicU64, AtomicU64); N] =
+        std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(u64::MAX)));
+    let sum =
+        |of: fn(&(AtomicU64, AtomicU64)) -> u64| told.iter().map(of).fold(0, u64::saturating_add);
+    let total = || sum(|told| told.1.load(Relaxed));
+    std::thread::scope(|scope| {
+        let (over, wait) = sync_channel::<()>(1);
+        let threads: Vec<_> = parts
+            .into_iter()
+            .zip(&told)
+            .map(|(part, (done, total))| {
+                let over = over.clone();
+                scope.spawn(move || {
+                    // Dropped at the end, also of a panic.
+                    let _over = over;
+                    part(&mut |now, of| {
+                        total.store(of, Relaxed);
+                        done.store(now, Relaxed);
+                    })
+                })
+            })
+            .collect();
+        drop(over);
+        while let Err(RecvTimeoutError::Timeout) = wait.recv_timeout(TELL_EVERY) {
+            if total() < u64::MAX {
+                progress(sum(|told| told.0.load(Relaxed)), total());
+            }
+        }
+        let results = threads.into_iter().map(|thread| {
+            let result = thread.join();
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let results: Vec<Result<()>> = results.collect();
+        results.into_iter().collect::<Result<()>>()
+    })?;
+    let total = total();
+    progress(total, total);
+    Ok(())
 }
 
 /// State to be checked, besides the pages that it is stored in.
@@ -192,17 +291,54 @@ struct Parts<'a> {
     superblock: &'a Superblock,
     hasher: &'a Hasher,
     /// Returns the runs in use according to the last commit.
-    used: &'a dyn Fn(u64) -> Result<Vec<Run>>,
+    used: &'a (dyn Fn(u64) -> Result<Vec<Run>> + Sync),
     /// The allocator, if it belongs to the same state.
     space: Option<&'a Space>,
 }
 
 impl Parts<'_> {
-    /// Checks all records. Returns the runs in use that nothing refers to, see [`blocks::check`].
-    fn check(&self, report: &mut Report, meter: &mut Meter) -> Result<Vec<Run>> {
+    /// Checks every record in every layer. Returns the runs in use that nothing refers to, see
+    /// [`blocks::check`].
+    fn check_records(&self, report: &mut Report, meter: &mut Meter) -> Result<Vec<Run>> {
         let state = self.state;
-        let keys = check_keys(state, report, meter);
-        report.note(FindingKind::Pages, "record check", keys)?;
+        let unsummed = state.checksums.then(|| Unsummed::new(state, report));
+        let mut unsummed = match unsummed {
+            Some(summed) => report.note(FindingKind::Data, "checksum check", summed)?,
+            None => None,
+        };
+        let mut counter = Counter::default();
+        meter.begin(meter.items());
+        let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
+        let scanned = state.items.scan(from, to, |key, bytes| {
+            meter.item(bytes);
+            if !belongs(state, &key) {
+                let text = format!("{key}: stray record, which no lookup can find");
+                report.problem(FindingKind::Record, text);
+            }
+            if key.layer > 0 {
+                counter.add(state, &key, bytes);
+                if let Some(unsummed) = &mut unsummed {
+                    unsummed.add(&key, bytes);
+                }
+            }
+            Ok(true)
+        });
+        check_next_tree(state, report);
+        if report
+            .note(FindingKind::Pages, "record check", scanned)?
+            .is_none()
+        {
+            return Ok(Vec::new());
+        }
+        report.unverified_blocks = unsummed.map_or(0, |unsummed| unsummed.count());
+        let blocks = blocks::check(self, counter, report);
+        let orphaned = report.note(FindingKind::Space, "block check", blocks)?;
+        Ok(orphaned.unwrap_or_default())
+    }
+
+    /// Checks every tree as its readers see it, and the accounts of its owners.
+    fn check_trees(&self, report: &mut Report, meter: &mut Meter) -> Result<()> {
+        let state = self.state;
         for (id, tree) in &state.trees {
             report.trees += 1;
             if !tree.record.removing && !tree.restoring {
@@ -214,11 +350,7 @@ impl Parts<'_> {
         }
         let accounts = accounts::check(state, report);
         report.note(FindingKind::Usage, "check of users and groups", accounts)?;
-        let blocks = blocks::check(self, report, meter);
-        let orphaned = report.note(FindingKind::Space, "block check", blocks)?;
-        let sums = sums::check(state, report);
-        report.note(FindingKind::Data, "checksum check", sums)?;
-        Ok(orphaned.unwrap_or_default())
+        Ok(())
     }
 }
 
@@ -232,22 +364,8 @@ fn belongs(state: &State, key: &Key) -> bool {
     }
 }
 
-/// Checks that every key belongs to an existing section or layer.
-fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
-    meter.begin(meter.items());
-    let from = Key::layer(0).0;
-    state
-        .items
-        .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
-            meter.item(bytes);
-            if !belongs(state, &key) {
-                report.problem(
-                    FindingKind::Record,
-                    format!("{key}: stray record, which no lookup can find"),
-                );
-            }
-            Ok(true)
-        })?;
+/// Checks that no fileset has the next id.
+fn check_next_tree(state: &State, report: &mut Report) {
     let last = state.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= state.next_tree {
         let text = format!(
@@ -256,5 +374,4 @@ fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<(
         );
         report.problem(FindingKind::Record, text);
     }
-    Ok(())
 }

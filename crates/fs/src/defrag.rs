@@ -1,4 +1,5 @@
-//! Defragmentation: files of many extents are rewritten into few.
+//! Defragmentation: files of many extents are rewritten into few, and compressed or decompressed if
+//! that is asked for (`defrag/recompress.rs`).
 //!
 //! ```text
 //!   pieces that are adjacent in the file ──read──► one free run ──durable──► one record for all
@@ -6,10 +7,12 @@
 //!
 //! **Invariant:** the blocks of a file are durable at their new location before any metadata refers
 //! to it, and the old ones rest until that is durable too; so after a crash at any moment one of
-//! the two is complete. While the file system is in use, a piece moves only if no write of the file
-//! began or was in progress since its bytes were read; a file that changes stays as it is.
-//! Deliberately absent: blocks shared with a snapshot or another file, holes and unwritten blocks, all
-//! of which stay where they are.
+//! the two is complete. Others may use the file system at the same time: a piece moves only if no
+//! write of the file began or was in progress since its bytes were read; a file that changes stays
+//! as it is. Deliberately absent: blocks shared with a snapshot or another file, holes and unwritten
+//! blocks, all of which stay where they are.
+
+mod recompress;
 
 use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
@@ -41,12 +44,18 @@ pub struct Defragmented {
     pub files: u64,
     /// Files that now have fewer extents.
     pub improved: u64,
-    /// Extents of all files before.
+    /// Extents of all files before, without compressed chunks.
     pub extents_before: u64,
     /// Extents of all files after.
     pub extents_after: u64,
     /// Blocks of 4096 bytes rewritten.
     pub moved_blocks: u64,
+    /// Files of which content was compressed, compressed by another method, or decompressed.
+    pub recompressed: u64,
+    /// Blocks of the device that the content of these files had before.
+    pub blocks_before: u64,
+    /// Blocks of the device that the content of these files has after.
+    pub blocks_after: u64,
 }
 
 /// Whether files are rewritten, or only counted.
@@ -56,12 +65,20 @@ enum Mode {
     Plan,
 }
 
+/// Whether content is also stored as the settings of its fileset and file ask for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompress {
+    /// Compressed content stays compressed, and plain content plain.
+    No,
+    /// Content is compressed, compressed by another method, or decompressed.
+    Yes,
+}
+
 /// Manner of a defragmentation.
 #[derive(Clone, Copy)]
 struct Manner<'a> {
     mode: Mode,
-    /// Whether others use the fileset at the same time.
-    in_use: bool,
+    recompress: Recompress,
     pace: &'a Pace,
 }
 
@@ -81,44 +98,24 @@ impl DefragProgress<'_> {
 
 impl Fs {
     /// Rewrites the files of a fileset from `top` on, which is a file, or a directory with
-    /// everything below it, so that each has few extents. No other thread may use the fileset
-    /// during this. `progress` is called with the amount done and the total. Durable when this
-    /// returns.
+    /// everything below it, so that each has few extents. Others may use the fileset: files that
+    /// change at the same time stay as they are. `pace` limits the bytes moved in a second, and can
+    /// end it. `progress` is called with the amount done and the total. Durable when this returns.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: it has open files or dirty pages. [`Kind::ReadOnly`],
-    /// [`Kind::NotFound`], [`Kind::Stale`]. The device failed; the current file is unchanged.
+    /// [`Kind::Busy`]: `pace` was stopped, or the fileset is receiving a snapshot.
+    /// [`Kind::ReadOnly`], [`Kind::NotFound`], [`Kind::Stale`]. [`Kind::Quota`]: decompressed
+    /// content would exceed a limit. The device failed; the current file is unchanged.
     pub fn defrag(
         &self,
-        id: TreeId,
-        top: Ino,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Defragmented> {
-        let manner = Manner {
-            mode: Mode::Rewrite,
-            in_use: false,
-            pace: &Pace::new(None),
-        };
-        let done = self.defrag_in(manner, id, top, progress)?;
-        self.sync()?;
-        Ok(done)
-    }
-
-    /// As [`Fs::defrag`], while others may use the fileset: files that change at the same time stay
-    /// as they are. `pace` limits the bytes moved in a second, and can end it.
-    ///
-    /// # Errors
-    /// Those of [`Fs::defrag`]. [`Kind::Busy`]: `pace` was stopped.
-    pub fn defrag_online(
-        &self,
-        id: TreeId,
-        top: Ino,
+        (id, top): (TreeId, Ino),
+        recompress: Recompress,
         pace: &Pace,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
         let manner = Manner {
             mode: Mode::Rewrite,
-            in_use: true,
+            recompress,
             pace,
         };
         let done = self.defrag_in(manner, id, top, progress)?;
@@ -126,21 +123,22 @@ impl Fs {
         Ok(done)
     }
 
-    /// Computes the result of [`Fs::defrag_online`] for a file system with enough free space in one
-    /// piece, and changes nothing.
+    /// Computes the result of [`Fs::defrag`] for a file system with enough free space in one piece,
+    /// and changes nothing.
     ///
     /// # Errors
-    /// Those of [`Fs::defrag_online`].
+    /// Those of [`Fs::defrag`].
     pub fn plan_defrag(
         &self,
-        id: TreeId,
-        top: Ino,
+        (id, top): (TreeId, Ino),
+        recompress: Recompress,
+        pace: &Pace,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
         let manner = Manner {
             mode: Mode::Plan,
-            in_use: true,
-            pace: &Pace::new(None),
+            recompress,
+            pace,
         };
         self.defrag_in(manner, id, top, progress)
     }
@@ -153,17 +151,20 @@ impl Fs {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
         let fileset = self.fileset(id)?;
-        fileset.check_use(manner)?;
+        Op::begin(&fileset.fs, id)?.refuse_receiving(id)?;
         let inode = fileset.attr(top)?.inode;
         let record = fileset.record()?;
+        let (inodes, blocks) = if inode.is_dir() {
+            (record.used_inodes, record.used_blocks)
+        } else {
+            (1, inode.blocks)
+        };
+        // To recompress reads all blocks once more.
+        let passes = 1 + u64::from(manner.recompress == Recompress::Yes);
         let mut way = DefragProgress {
             tell: progress,
             done: 0,
-            total: if inode.is_dir() {
-                record.used_inodes + record.used_blocks
-            } else {
-                1 + inode.blocks
-            },
+            total: inodes + passes * blocks,
         };
         let mut done = Defragmented::default();
         let mut seen: HashSet<Ino> = HashSet::new();
@@ -188,7 +189,7 @@ impl Fs {
             };
             match examine() {
                 // Others have removed it.
-                Err(error) if manner.in_use && ino != top && is_gone(&error) => {}
+                Err(error) if ino != top && is_gone(&error) => {}
                 examined => examined?,
             }
         }
@@ -202,22 +203,6 @@ fn is_gone(error: &Error) -> bool {
 }
 
 impl Fileset {
-    fn check_use(&self, manner: Manner<'_>) -> Result<()> {
-        let op = Op::begin(&self.fs, self.id)?;
-        if manner.in_use {
-            return op.refuse_receiving(self.id);
-        }
-        let mut cores = op.cores.iter();
-        if cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
-            Err(Error::new(
-                Kind::Busy,
-                "files are open or have unwritten data",
-            ))
-        } else {
-            Ok(())
-        }
-    }
-
     fn defrag_file(
         &self,
         manner: Manner<'_>,
@@ -225,6 +210,9 @@ impl Fileset {
         done: &mut Defragmented,
         way: &mut DefragProgress,
     ) -> Result<()> {
+        if manner.recompress == Recompress::Yes {
+            self.recompress_file(manner, ino, done, way)?;
+        }
         let (before, blocks, stretches) = {
             let state = self.fs.read();
             let extents = state.extents(self.id, ino, 0..FILE_SIZE_MAX / BLOCK_BYTES)?;
@@ -243,12 +231,7 @@ impl Fileset {
                 let taken = match manner.mode {
                     Mode::Rewrite => match self.move_some(manner, ino, rest)? {
                         Some(taken) => taken,
-                        None if manner.in_use => break 'file,
-                        None => {
-                            let text =
-                                format!("inode {ino} changed while its blocks were being moved");
-                            return Err(Error::new(Kind::Busy, text));
-                        }
+                        None => break 'file,
                     },
                     Mode::Plan => rest.len(),
                 };

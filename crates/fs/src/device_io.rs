@@ -95,6 +95,24 @@ impl DeviceIo {
         Ok(())
     }
 
+    /// Reads runs of blocks, each of at most the device's largest transfer, at the same time.
+    pub fn read_runs(&self, runs: impl Iterator<Item = Run>) -> block::Result<Vec<Buf>> {
+        let ops = runs.map(|run| Op::Read {
+            offset: DeviceOffset::of_block(run.start).bytes(),
+            bufs: Buf::zeroed((run.blocks * BLOCK_BYTES) as usize).into(),
+        });
+        let steps = Steps {
+            ops: ops.collect(),
+            ..Steps::default()
+        };
+        let done = self.run(steps)?.into_iter();
+        let bufs = done.filter_map(|op| match op {
+            Op::Read { bufs, .. } => bufs.into_first(),
+            _ => None,
+        });
+        Ok(bufs.collect())
+    }
+
     /// Executes writes and, after the last has completed, a flush.
     pub fn write_and_flush(&self, ops: Vec<Op>) -> block::Result<()> {
         let steps = Steps {

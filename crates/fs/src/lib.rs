@@ -74,7 +74,7 @@ pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
 pub use check::{Checked, Finding, FindingKind, Repair, Report};
 pub use data::content::{Allocate, Seek, Stamp};
 pub use data::pager::FsPager;
-pub use defrag::Defragmented;
+pub use defrag::{Defragmented, Recompress};
 pub use error::{Error, Kind, Result};
 pub use files::{
     Atime, Change, Files, Handle, Lane, REST, SnapshotName, Snapshots, Watch, Watcher,

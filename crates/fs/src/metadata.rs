@@ -25,6 +25,7 @@ pub(crate) mod mismatches;
 pub(crate) mod op;
 pub(crate) mod overlay;
 pub(crate) mod pace;
+pub(crate) mod page_layout;
 pub(crate) mod pending_sums;
 pub(crate) mod quota;
 mod read_ahead;

@@ -9,7 +9,10 @@ use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random};
 use common::client::{Client, Portion};
 use common::{amount, assert_clean, format, open, seed};
-use fs::{Allocate, FIRST_FILESET, FileType, Ino, Kind, New, ROOT};
+use fs::{
+    Allocate, Defragmented, FIRST_FILESET, FileType, Fs, Ino, Kind, New, Pace, ROOT, Recompress,
+    TreeId,
+};
 use std::sync::Arc;
 
 const NEW: New = New::of_root(FileType::File, 0o644);
@@ -50,6 +53,11 @@ fn scatter(client: &mut Client, random: &mut Random) -> Vec<Ino> {
     files
 }
 
+fn defrag(fs: &Fs, id: TreeId, top: Ino) -> fs::Result<Defragmented> {
+    let pace = Pace::new(None);
+    fs.defrag((id, top), Recompress::No, &pace, &mut |_, _| {})
+}
+
 fn contents(client: &mut Client, files: &[Ino]) -> Vec<Vec<u8>> {
     let read = |ino: &Ino| client.read(*ino, 0, u64::MAX / 2).expect("readable");
     files.iter().map(read).collect()
@@ -67,9 +75,9 @@ fn files_have_few_extents_afterwards_and_the_same_bytes() {
     let used = client.fileset.record().expect("there");
     let id = client.fileset.id();
     let mut told = Vec::new();
-    let done = fs
-        .defrag(id, ROOT, &mut |done, total| told.push((done, total)))
-        .expect("it defrags");
+    let mut tell = |done, total| told.push((done, total));
+    let done = fs.defrag((id, ROOT), Recompress::No, &Pace::new(None), &mut tell);
+    let done = done.expect("it defrags");
     assert_eq!(done.files, 6);
     assert!(done.improved >= 5 && done.moved_blocks > 200, "{done:?}");
     // One page in twelve is a hole, and a new extent begins after each.
@@ -87,7 +95,7 @@ fn files_have_few_extents_afterwards_and_the_same_bytes() {
     assert_eq!(report.extents, done.extents_after);
     let counted: u64 = report.files_by_extents.iter().sum();
     assert_eq!(counted, 6);
-    let again = fs.defrag(id, ROOT, &mut |_, _| {}).expect("it defrags");
+    let again = defrag(&fs, id, ROOT).expect("it defrags");
     assert_eq!(
         (again.moved_blocks, again.extents_before),
         (0, done.extents_after)
@@ -109,7 +117,7 @@ fn what_a_snapshot_shares_stays_and_shows_the_same() {
     let id = client.fileset.id();
     let then = fs.snapshot(id, "then").expect("a snapshot");
     let old = contents(&mut Client::new(then.clone()), &files);
-    let untouched = fs.defrag(id, ROOT, &mut |_, _| {}).expect("it defrags");
+    let untouched = defrag(&fs, id, ROOT).expect("it defrags");
     assert_eq!(untouched.moved_blocks, 0);
     for page in 0..60 {
         for ino in &files[..2] {
@@ -123,12 +131,12 @@ fn what_a_snapshot_shares_stays_and_shows_the_same() {
     }
     client.sync(&mut random).expect("synced");
     let before = contents(&mut client, &files);
-    let done = fs.defrag(id, ROOT, &mut |_, _| {}).expect("it defrags");
+    let done = defrag(&fs, id, ROOT).expect("it defrags");
     assert!(done.improved >= 1 && done.improved <= 2, "{done:?}");
     assert!(contents(&mut client, &files) == before);
     assert!(contents(&mut Client::new(then.clone()), &files) == old);
     assert_clean(&fs, "with a snapshot");
-    let refused = fs.defrag(then.id(), ROOT, &mut |_, _| {});
+    let refused = defrag(&fs, then.id(), ROOT);
     assert_eq!(refused.expect_err("a snapshot").kind(), Kind::ReadOnly);
     fs.remove_fileset(then.id()).expect("removed");
     assert!(contents(&mut client, &files) == before);
@@ -136,7 +144,7 @@ fn what_a_snapshot_shares_stays_and_shows_the_same() {
 }
 
 #[test]
-fn one_file_or_directory_is_enough_and_open_files_are_refused() {
+fn one_file_or_directory_is_enough_and_open_files_are_rewritten_too() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(32 << 20, 512));
     format(&device);
     let fs = open(&device);
@@ -145,13 +153,11 @@ fn one_file_or_directory_is_enough_and_open_files_are_refused() {
     let files = scatter(&mut client, &mut random);
     let id = client.fileset.id();
     client.fileset.open(files[0]).expect("open");
-    let refused = fs.defrag(id, files[1], &mut |_, _| {});
-    assert_eq!(refused.expect_err("in use").kind(), Kind::Busy);
-    client.fileset.release(files[0]).expect("closed");
-    let one = fs.defrag(id, files[0], &mut |_, _| {}).expect("one file");
+    let one = defrag(&fs, id, files[0]).expect("one file");
     assert_eq!((one.files, one.improved), (1, 1));
+    client.fileset.release(files[0]).expect("closed");
     let dir = client.fileset.lookup(ROOT, b"dir").expect("there").ino;
-    let three = fs.defrag(id, dir, &mut |_, _| {}).expect("a directory");
+    let three = defrag(&fs, id, dir).expect("a directory");
     assert_eq!((three.files, three.improved), (3, 3));
     assert_clean(&fs, "in parts");
 }
@@ -176,7 +182,7 @@ fn a_nearly_full_device_is_defragmented_as_far_as_there_is_room() {
     client.sync(&mut random).expect("synced");
     let before = contents(&mut client, &files);
     let id = client.fileset.id();
-    let done = fs.defrag(id, ROOT, &mut |_, _| {}).expect("it defrags");
+    let done = defrag(&fs, id, ROOT).expect("it defrags");
     assert!(done.extents_after < done.extents_before, "{done:?}");
     assert!(contents(&mut client, &files) == before);
     assert_clean(&fs, "nearly full");
@@ -199,7 +205,7 @@ fn a_power_cut_in_the_middle_leaves_every_file_whole() {
     let fs = open(&device);
     let id = fs.fileset_named(FIRST_FILESET).expect("there").id();
     for ino in &files {
-        fs.defrag(id, *ino, &mut |_, _| {}).expect("it defrags");
+        defrag(&fs, id, *ino).expect("it defrags");
         fs.commit().expect("committed");
     }
     fs.close().expect("closed");

@@ -10,7 +10,7 @@ use block::BlockDevice;
 use block_testing::{Mem, Random};
 use common::client::{Client, Portion};
 use common::{amount, assert_clean, format, format_with, open, options, seed};
-use fs::{Compression, DataChecksums, FIRST_FILESET, Fs, Ino, Kind, Pace, ROOT};
+use fs::{Compression, DataChecksums, FIRST_FILESET, Fs, Ino, Kind, Pace, ROOT, Recompress};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -48,7 +48,10 @@ fn change(fs: &Fs, seed: u64, over: &AtomicBool) -> u64 {
                     .or_insert_with(|| (client.create(&name), Vec::new()));
                 let at = random.below(60_000) as usize;
                 let mut data = vec![0; 1 + random.below(9000) as usize];
-                random.fill(&mut data);
+                match random.below(2) {
+                    0 => random.fill(&mut data),
+                    _ => data.fill(steps as u8),
+                }
                 client.write(*ino, at as u64, &data).expect("written");
                 content.resize(content.len().max(at + data.len()), 0);
                 content[at..at + data.len()].copy_from_slice(&data);
@@ -209,25 +212,37 @@ fn files_are_defragmented_while_others_change_them() {
         fs.set_compression(main, method).expect("set");
         let over = AtomicBool::new(false);
         let rounds = amount("EVFS_CHECKS", 60);
-        let moved = std::thread::scope(|scope| {
+        let (moved, recompressed) = std::thread::scope(|scope| {
             let writer = scope.spawn(|| change(&fs, seed(2), &over));
             let ends = Over(&over);
-            let (mut moved, mut done_rounds) = (0, 0);
+            let methods = [Some(Compression::Zstd), None, Some(Compression::Lz4)];
+            let (mut moved, mut recompressed, mut done_rounds) = (0, 0, 0);
             let late = Instant::now() + Duration::from_secs(120);
             // The writer may need a while to scatter files.
-            while done_rounds < rounds || (moved < 200 && Instant::now() < late) {
+            let is_enough = |moved, recompressed| {
+                moved >= 200 && (recompressed > 0 || method.is_none()) || Instant::now() >= late
+            };
+            while done_rounds < rounds || !is_enough(moved, recompressed) {
                 done_rounds += 1;
+                let recompress = [Recompress::No, Recompress::Yes][done_rounds % 2];
+                if let (Some(_), Recompress::Yes) = (method, recompress) {
+                    let next = methods[done_rounds / 2 % methods.len()];
+                    fs.set_compression(main, next).expect("set");
+                }
                 let pace = Pace::new(None);
-                let done = fs.defrag_online(main, ROOT, &pace, &mut |_, _| {});
-                moved += done.expect("it defrags").moved_blocks;
+                let done = fs.defrag((main, ROOT), recompress, &pace, &mut |_, _| {});
+                let done = done.expect("it defrags");
+                moved += done.moved_blocks;
+                recompressed += done.recompressed;
             }
             drop(ends);
             writer
                 .join()
                 .expect("the content of all files is as written");
-            moved
+            (moved, recompressed)
         });
         assert!(moved >= 200, "{checksums:?}");
+        assert_eq!(recompressed > 0, method.is_some(), "{checksums:?}");
         assert_clean(&fs, "afterwards");
         fs.close().expect("closed");
         assert_clean(&open(&device), "opened again");
@@ -242,6 +257,6 @@ fn a_defragmentation_that_is_stopped_is_an_error() {
     let main = fs.fileset_named(FIRST_FILESET).expect("there").id();
     let pace = Pace::new(Some(1 << 20));
     pace.stop();
-    let stopped = fs.defrag_online(main, ROOT, &pace, &mut |_, _| {});
+    let stopped = fs.defrag((main, ROOT), Recompress::No, &pace, &mut |_, _| {});
     assert_eq!(stopped.expect_err("it was stopped").kind(), Kind::Busy);
 }

@@ -19,9 +19,9 @@ pub(crate) use client::{
     concurrently, find_other, send_query, send_query_until, statuses_unchanged,
 };
 pub use protocol::{
-    Blob, CacheRequest, CellRequest, ControlRequest, FsRequest, GrowRequest, JobKind, JobRequest,
-    Limits, LunRequest, OwnerId, OwnersRequest, Transfer, TransferRequest, WatchRequest,
-    valid_name,
+    Blob, CacheRequest, CellRequest, ControlRequest, DefragRequest, FsRequest, GrowRequest,
+    JobKind, JobRequest, Limits, LunRequest, OwnerId, OwnersRequest, Transfer, TransferRequest,
+    WatchRequest, valid_name,
 };
 pub(crate) use protocol::{Run, check_name};
 pub use server::Listener;

@@ -40,6 +40,10 @@ impl OpenState {
 impl Drop for OpenState {
     fn drop(&mut self) {
         self.vnode.opens.closed.fold(self.counters.get());
+        // A weak reference would keep the memory of this state for as long as the vnode is cached.
+        if let Ok(mut live) = self.vnode.opens.live.lock() {
+            live.retain(|open| open.strong_count() > 0);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use cli::{Context, output};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
-use stack::control::FsRequest;
+use stack::control::{DefragRequest, FsRequest};
 use stack::filesystem::{
     self, BLOCK_BYTES, Checked, DataChecksums, Defragmented, Finding, FindingKind, Formatted,
     Repair, Report, RootDir, Scope, ShownUsage,
@@ -221,9 +221,13 @@ pub struct FsckArgs {
 The file system may be mounted or served: files that change at the same time stay as they are. Data shared with a \
 snapshot or another file is not moved.
 
+With --recompress, content that was written before `evfs fileset compression` set a method is compressed, content of \
+another method is compressed by the present one, and with the method off it is decompressed.
+
 Examples:
   evfs defrag disk.img
   evfs defrag disk.img /var/lib/database
+  evfs defrag disk.img --recompress    compress what is there
   evfs defrag /mnt --rate 50M          leave the rest of the disk's speed to others")]
 pub struct DefragArgs {
     #[command(flatten)]
@@ -233,6 +237,9 @@ pub struct DefragArgs {
     /// Fileset to defragment [default: with PATH the mounted one or main, otherwise all]
     #[arg(long, value_name = "F", add = names::filesets())]
     fileset: Option<String>,
+    /// Also compress or decompress content, as filesets and files are set now
+    #[arg(long)]
+    recompress: bool,
     /// Bytes to move per second, at most, like 50M [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = scrub::parse_rate)]
     rate: Option<u64>,
@@ -472,23 +479,36 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     let context = &args.dry_run.context(context);
     let on = args.on.resolved(context)?;
     let bar = Bar::new(context.json, "defragmented");
-    let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
+    let what = DefragRequest {
+        fileset: args.fileset.clone(),
+        path: args.path.clone(),
+        recompress: args.recompress,
+        rate: args.rate,
+    };
     let done = on.with(context, |target| {
-        filesystem::defrag(target, fileset, path, args.rate, &mut |done, of| {
-            bar.at(done, of)
-        })
+        filesystem::defrag(target, &what, &mut |done, of| bar.at(done, of))
     });
     bar.end();
     let done = done?;
     output::done(context.json, &DEFRAGMENTED, &done, || {
-        format!(
+        let mut text = format!(
             "{} files in {} extents, previously {}; {} files improved, {} moved",
             done.files,
             done.extents_after,
             done.extents_before,
             done.improved,
             output::size(done.moved_blocks * BLOCK_BYTES),
-        )
+        );
+        if args.recompress {
+            let _ = write!(
+                text,
+                "; {} files recompressed, in {}, previously {}",
+                done.recompressed,
+                output::size(done.blocks_after * BLOCK_BYTES),
+                output::size(done.blocks_before * BLOCK_BYTES),
+            );
+        }
+        text
     });
     Ok(exit::OK)
 }

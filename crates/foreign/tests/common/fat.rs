@@ -48,10 +48,22 @@ pub fn open(device: &Arc<dyn BlockDevice>, cache: &Cache) -> Arc<Files> {
 /// Content of the tree by the lower-case path: the path, and the bytes of a file.
 pub type Paths = BTreeMap<String, (String, Option<Vec<u8>>)>;
 
-/// Reads all files of a tree.
+/// One file of [`Paths`].
+pub type Entry = (String, (String, Option<Vec<u8>>));
+
+/// Reads all files of a tree in which each name exists once.
 pub fn paths_of(files: &Arc<Files>) -> Paths {
+    let entries = entries_of(files);
+    let count = entries.len();
+    let paths: Paths = entries.into_iter().collect();
+    assert_eq!(paths.len(), count, "a name exists twice");
+    paths
+}
+
+/// Reads all files of a tree, as the entries of [`Paths`].
+pub fn entries_of(files: &Arc<Files>) -> Vec<Entry> {
     let mut lane = files.lane().expect("a lane");
-    let (mut paths, mut todo) = (Paths::new(), vec![(String::new(), ROOT)]);
+    let (mut paths, mut todo) = (Vec::new(), vec![(String::new(), ROOT)]);
     while let Some((dir, node)) = todo.pop() {
         let mut from = 0;
         loop {
@@ -66,8 +78,7 @@ pub fn paths_of(files: &Arc<Files>) -> Paths {
                 if attr.is_dir() {
                     todo.push((path.clone(), entry.node));
                 }
-                let other = paths.insert(path.to_lowercase(), (path, bytes));
-                assert_eq!(other, None, "a name exists twice");
+                paths.push((path.to_lowercase(), (path, bytes)));
             }
         }
     }

@@ -42,7 +42,8 @@ pub fn rate<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn cpu_seconds() -> f64 {
+/// Returns the CPU time of all threads so far.
+pub fn cpu_seconds() -> f64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

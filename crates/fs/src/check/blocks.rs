@@ -1,7 +1,6 @@
 //! Block usage: references by records, compared with the counts, the bitmap and the allocator.
 
 use super::finding::FindingKind;
-use super::meter::Meter;
 use super::{Parts, Report};
 use crate::error::{Error, Result};
 use crate::format::chunk::held_by;
@@ -15,10 +14,9 @@ use std::collections::BTreeMap;
 /// Compares the references by records with the bitmap, and with the state of the allocator if it is
 /// part of the view. Returns the runs in use that nothing refers to, if that is all that is wrong with
 /// the bitmap.
-pub(super) fn check(parts: &Parts, report: &mut Report, meter: &mut Meter) -> Result<Vec<Run>> {
+pub(super) fn check(parts: &Parts, counter: Counter, report: &mut Report) -> Result<Vec<Run>> {
     let (state, superblock) = (parts.state, parts.superblock);
-    meter.begin(meter.items());
-    let counted = counted(state, report, &mut |bytes| meter.item(bytes))?;
+    let counted = counter.end(report);
     let shared = shared(state, report)?;
     for (run, count) in &counted {
         report.data_blocks += run.blocks;
@@ -96,16 +94,32 @@ pub(super) fn counted(
     report: &mut Report,
     read: &mut dyn FnMut(&[u8]),
 ) -> Result<Vec<(Run, u64)>> {
-    // Change of the number of references at each block.
-    let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
+    let mut counter = Counter::default();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
-    let (mut records, mut chunks) = (0, 0);
-    let mut broken: Vec<(FindingKind, String)> = Vec::new();
     state.items.scan(from, to, |key, bytes| {
         read(bytes);
+        counter.add(state, &key, bytes);
+        Ok(true)
+    })?;
+    Ok(counter.end(report))
+}
+
+/// References by records, counted in one pass over all records.
+#[derive(Default)]
+pub(super) struct Counter {
+    /// Change of the number of references at each block.
+    edges: BTreeMap<u64, i64>,
+    records: u64,
+    chunks: u64,
+    broken: Vec<(FindingKind, String)>,
+}
+
+impl Counter {
+    /// Counts the references of a record.
+    pub fn add(&mut self, state: &State, key: &Key, bytes: &[u8]) {
         let kind = key.kind();
         if !matches!(kind, Some(Item::Extent | Item::Chunk)) {
-            return Ok(true);
+            return;
         }
         let tree = state.trees.get(&key.layer);
         let is_snapshot = tree.is_some_and(|tree| tree.record.origin != 0);
@@ -118,38 +132,41 @@ pub(super) fn counted(
             value.and_then(|value| Ok(value.map(|v| held_by(kind, v)).transpose()?.flatten()));
         match held {
             Ok(Some(held)) => {
-                records += 1;
-                chunks += u64::from(kind == Some(Item::Chunk));
+                self.records += 1;
+                self.chunks += u64::from(kind == Some(Item::Chunk));
                 let run = held.run;
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
-                    broken.push((
-                        FindingKind::Extent,
-                        format!("{key}: extent lies outside the device"),
-                    ));
-                    return Ok(true);
+                    let text = format!("{key}: extent lies outside the device");
+                    self.broken.push((FindingKind::Extent, text));
+                    return;
                 }
-                add_edge(&mut edges, run.start, 1);
-                add_edge(&mut edges, run.end(), -1);
+                add_edge(&mut self.edges, run.start, 1);
+                add_edge(&mut self.edges, run.end(), -1);
             }
             Ok(None) => {}
-            Err(error) => broken.push((FindingKind::Record, format!("{key}: {error}"))),
+            Err(error) => self
+                .broken
+                .push((FindingKind::Record, format!("{key}: {error}"))),
         }
-        Ok(true)
-    })?;
-    (report.extents, report.chunks) = (records, chunks);
-    for (kind, text) in broken {
-        report.problem(kind, text);
     }
-    let mut runs: Vec<(Run, u64)> = Vec::new();
-    let (mut at, mut count) = (0, 0i64);
-    for (edge, by) in edges {
-        if count > 0 && at < edge {
-            let blocks = edge - at;
-            runs.push((Run { start: at, blocks }, count as u64));
+
+    /// Returns the runs with their numbers of references. Invalid records are in the report.
+    fn end(self, report: &mut Report) -> Vec<(Run, u64)> {
+        (report.extents, report.chunks) = (self.records, self.chunks);
+        for (kind, text) in self.broken {
+            report.problem(kind, text);
         }
-        (at, count) = (edge, count + by);
+        let mut runs: Vec<(Run, u64)> = Vec::new();
+        let (mut at, mut count) = (0, 0i64);
+        for (edge, by) in self.edges {
+            if count > 0 && at < edge {
+                let blocks = edge - at;
+                runs.push((Run { start: at, blocks }, count as u64));
+            }
+            (at, count) = (edge, count + by);
+        }
+        runs
     }
-    Ok(runs)
 }
 
 /// Adds a change of the number of references. Adjacent extents leave no edge between them, so the

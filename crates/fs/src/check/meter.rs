@@ -23,7 +23,7 @@ pub(super) struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// Creates a meter for the passes of a check: pages, keys, every tree, extents.
+    /// Creates a meter for the passes of a check, one after the other: pages, records, every tree.
     pub fn new(
         tell: &'a mut dyn FnMut(u64, u64),
         superblock: &Superblock,
@@ -32,7 +32,23 @@ impl<'a> Meter<'a> {
     ) -> Meter<'a> {
         let trees = inodes(state, |_| true);
         let filesets = inodes(state, |origin| origin == 0);
-        Meter::of(tell, bytes(superblock), item_bytes, 2, (trees, filesets))
+        Meter::of(tell, bytes(superblock), item_bytes, 1, (trees, filesets))
+    }
+
+    /// Creates a meter for one pass over the records.
+    pub fn for_records(tell: &'a mut dyn FnMut(u64, u64), item_bytes: u64) -> Meter<'a> {
+        Meter::of(tell, 0, item_bytes, 1, (0, 0))
+    }
+
+    /// Creates a meter for a pass over every tree.
+    pub fn for_trees(
+        tell: &'a mut dyn FnMut(u64, u64),
+        item_bytes: u64,
+        state: &State,
+    ) -> Meter<'a> {
+        let trees = inodes(state, |_| true);
+        let filesets = inodes(state, |origin| origin == 0);
+        Meter::of(tell, 0, item_bytes, 0, (trees, filesets))
     }
 
     /// Creates a meter for reading the pages only.

@@ -127,7 +127,8 @@ impl FsShared {
             used: &|device_blocks| view.used(device_blocks),
             space: None,
         };
-        let orphaned = parts.check(&mut report, &mut meter)?;
+        let orphaned = parts.check_records(&mut report, &mut meter)?;
+        parts.check_trees(&mut report, &mut meter)?;
         meter.end();
         // A record that cannot be read may refer to them.
         let is_all = report.problem_count == u64::from(!orphaned.is_empty());

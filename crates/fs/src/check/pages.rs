@@ -5,6 +5,7 @@
 //! time, read-only and bypassing all caches, and has `redb` read every page and recount the pages
 //! in use. The time is linear in the size of the metadata; the memory is a small cache of pages.
 
+use super::TELL_EVERY;
 use super::meter::Meter;
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
@@ -18,12 +19,9 @@ use block::Access;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
 
 /// Size of the page cache in bytes.
 const CACHE_BYTES: usize = 16 << 20;
-/// Interval of progress reports while pages are read.
-const TELL_EVERY: Duration = Duration::from_millis(200);
 
 /// Reads all pages of commit `epoch`, which must not change during this.
 ///

@@ -10,6 +10,7 @@ use super::Report;
 use super::finding::FindingKind;
 use super::meter::Meter;
 use crate::error::{Error, Result};
+use crate::metadata::page_layout::{BRANCH, LEAF, PageLayout, array, children, u16_at, u32_at};
 use crate::metadata::view::View;
 use twox_hash::XxHash3_128;
 
@@ -20,10 +21,6 @@ const SLOTS: usize = 64;
 const SLOT_BYTES: usize = 128;
 /// Offset of the checksum of a slot.
 const SLOT_SUM: usize = 112;
-const LEAF: u8 = 1;
-const BRANCH: u8 = 2;
-/// Limit for the length of a page, which is far above that of a valid one.
-const PAGE_BYTES_MAX: u64 = 16 << 20;
 /// Limit for the depth of a tree, which is far below that of a valid one.
 const DEPTH_MAX: usize = 64;
 
@@ -47,10 +44,7 @@ struct Table {
 
 struct Pages<'a, 't> {
     view: &'a View<'a>,
-    page_bytes: u64,
-    /// Bytes of a region, and those of its header.
-    region_bytes: u64,
-    region_header: u64,
+    layout: PageLayout,
     /// Bytes read.
     read: u64,
     report: &'a mut Report,
@@ -67,11 +61,7 @@ pub(super) fn verify(view: &View<'_>, report: &mut Report, meter: &mut Meter<'_>
     if !header.starts_with(MAGIC) {
         return Err(damaged());
     }
-    let number = |at| u32_at(header, at).map(u64::from).ok_or_else(damaged);
-    let (page_bytes, region_header, region_pages) = (number(12)?, number(16)?, number(20)?);
-    if !page_bytes.is_power_of_two() || !(512..=PAGE_BYTES_MAX).contains(&page_bytes) {
-        return Err(damaged());
-    }
+    let layout = PageLayout::of_header(header).ok_or_else(damaged)?;
     let primary = usize::from(header[MAGIC.len()] & 1);
     let slot = &header[SLOTS + primary * SLOT_BYTES..][..SLOT_BYTES];
     let sum = XxHash3_128::oneshot(&slot[..SLOT_SUM]).to_le_bytes();
@@ -80,9 +70,7 @@ pub(super) fn verify(view: &View<'_>, report: &mut Report, meter: &mut Meter<'_>
     }
     let mut pages = Pages {
         view,
-        page_bytes,
-        region_bytes: (region_header + region_pages) * page_bytes,
-        region_header: region_header * page_bytes,
+        layout,
         read: 0,
         report,
         meter,
@@ -119,7 +107,8 @@ impl Pages<'_, '_> {
         depth: usize,
         take: &mut dyn FnMut(&Leaf<'_>),
     ) -> Result<()> {
-        let Some((offset, len)) = self.place(at.number).filter(|_| depth < DEPTH_MAX) else {
+        let place = self.layout.place(at.number, self.view.file_bytes);
+        let Some((offset, len)) = place.filter(|_| depth < DEPTH_MAX) else {
             self.damaged(at, "lies outside the metadata, or is too deep");
             return Ok(());
         };
@@ -153,28 +142,10 @@ impl Pages<'_, '_> {
             take(&leaf);
             return Ok(());
         }
-        let children = usize::from(u16_at(&data, 2)) + 1;
-        for i in 0..children {
-            let sum = array(&data, 8 + 16 * i).map(u128::from_le_bytes);
-            let number = array(&data, 8 + 16 * children + 8 * i).map(u64::from_le_bytes);
-            if let (Some(sum), Some(number)) = (sum, number) {
-                self.page(table, PageRef { number, sum }, depth + 1, take)?;
-            }
+        for (number, sum) in children(&data) {
+            self.page(table, PageRef { number, sum }, depth + 1, take)?;
         }
         Ok(())
-    }
-
-    /// Finds the offset and the length of a page.
-    fn place(&self, number: u64) -> Option<(u64, u64)> {
-        let order = number >> 59;
-        let index = number & (0xf_ffff >> order);
-        let region = (number >> 20) & 0xf_ffff;
-        let len = self.page_bytes << order;
-        let start = u128::from(self.page_bytes + self.region_header)
-            + u128::from(region) * u128::from(self.region_bytes)
-            + u128::from(index) * u128::from(len);
-        let fits = start + u128::from(len) <= u128::from(self.view.file_bytes);
-        (fits && len <= PAGE_BYTES_MAX).then_some((start as u64, len))
     }
 
     fn damaged(&mut self, at: PageRef, text: &str) {
@@ -266,16 +237,4 @@ fn page_ref(bytes: &[u8]) -> Option<PageRef> {
         number: u64::from_le_bytes(array(bytes, 0)?),
         sum: u128::from_le_bytes(array(bytes, 8)?),
     })
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    array(bytes, at).map_or(0, u16::from_le_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    array(bytes, at).map(u32::from_le_bytes)
 }

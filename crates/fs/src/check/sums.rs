@@ -19,23 +19,12 @@ use std::ops::Range;
 /// Blocks read and changed at a time.
 const STEP_BLOCKS: u64 = 1024;
 
-/// Checks that each record of checksums is valid, and counts the written blocks without a checksum:
-/// a crash leaves some while they are overwritten on a full device.
-pub(super) fn check(state: &State, report: &mut Report) -> Result<()> {
-    if !state.checksums {
-        return Ok(());
-    }
-    let (from, to) = Key::section(Section::Sums);
-    state.items.scan(from, to, |key, bytes| {
-        if !is_sound(state, &key, bytes) {
-            let text = format!("{key}: invalid checksum record");
-            report.problem(FindingKind::Record, text);
-        }
-        Ok(true)
-    })?;
-    let missing = missing(state)?;
-    report.unverified_blocks = missing.iter().map(|run| run.end - run.start).sum();
-    Ok(())
+/// The written blocks without a checksum, found in one pass over all records: a crash leaves some
+/// while they are overwritten on a full device.
+pub(super) struct Unsummed<'a> {
+    state: &'a State,
+    summed: Blocks,
+    missing: Blocks,
 }
 
 /// Checks whether a record of checksums is valid and belongs to blocks of the device.
@@ -43,12 +32,17 @@ pub(super) fn is_sound(state: &State, key: &Key, bytes: &[u8]) -> bool {
     key.item < state.bounds.end.div_ceil(SUMS_BLOCKS) && state.summer.decode(bytes).is_ok()
 }
 
-/// Finds the written blocks without a checksum.
-fn missing(state: &State) -> Result<Vec<Range<u64>>> {
-    let mut summed = Blocks::default();
-    let (from, to) = Key::section(Section::Sums);
-    state.items.scan(from, to, |key, bytes| {
-        if is_sound(state, &key, bytes) {
+impl<'a> Unsummed<'a> {
+    /// Reads all checksums. Records of them that are invalid are in the report.
+    pub fn new(state: &'a State, report: &mut Report) -> Result<Unsummed<'a>> {
+        let mut summed = Blocks::default();
+        let (from, to) = Key::section(Section::Sums);
+        state.items.scan(from, to, |key, bytes| {
+            if !is_sound(state, &key, bytes) {
+                let text = format!("{key}: invalid checksum record");
+                report.problem(FindingKind::Record, text);
+                return Ok(true);
+            }
             let mut at = key.item * SUMS_BLOCKS;
             for alike in state
                 .summer
@@ -62,30 +56,36 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
                 }
                 at = end;
             }
+            Ok(true)
+        })?;
+        for (block, sum) in state.pending_sums.iter() {
+            if sum == NO_SUM {
+                summed.remove(block..block + 1);
+            } else {
+                summed.insert(block..block + 1);
+            }
         }
-        Ok(true)
-    })?;
-    for (block, sum) in state.pending_sums.iter() {
-        if sum == NO_SUM {
-            summed.remove(block..block + 1);
-        } else {
-            summed.insert(block..block + 1);
-        }
+        Ok(Unsummed {
+            state,
+            summed,
+            missing: Blocks::default(),
+        })
     }
-    let mut missing = Blocks::default();
-    let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
-    state.items.scan(from, to, |key, bytes| {
+
+    /// Adds the blocks of a record that have no checksum. Other parts of the check report invalid
+    /// records.
+    pub fn add(&mut self, key: &Key, bytes: &[u8]) {
         let kind = key.kind();
         if !matches!(kind, Some(Item::Extent | Item::Chunk)) || key.object == 0 {
-            return Ok(true);
+            return;
         }
+        let state = self.state;
         let tree = state.trees.get(&key.layer);
         let value = match tree.map(|tree| tree.record.origin) {
             Some(0) => Ok(Some(bytes)),
             Some(_) => decode_preserved(bytes),
             None => Ok(None),
         };
-        // Other parts of the check report invalid records.
         let held =
             value.and_then(|value| Ok(value.map(|v| held_by(kind, v)).transpose()?.flatten()));
         if let Ok(Some(held)) = held
@@ -94,14 +94,28 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
             let run = held.run;
             let inside = run.start.max(state.bounds.start)..run.end().min(state.bounds.end);
             if !inside.is_empty() {
-                for run in summed.missing(inside) {
-                    missing.insert(run);
+                for run in self.summed.missing(inside) {
+                    self.missing.insert(run);
                 }
             }
         }
+    }
+
+    /// Counts the blocks found.
+    pub fn count(&self) -> u64 {
+        self.missing.count()
+    }
+}
+
+/// Finds the written blocks without a checksum.
+fn missing(state: &State) -> Result<Vec<Range<u64>>> {
+    let mut unsummed = Unsummed::new(state, &mut Report::default())?;
+    let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
+    state.items.scan(from, to, |key, bytes| {
+        unsummed.add(&key, bytes);
         Ok(true)
     })?;
-    Ok(missing.iter().collect())
+    Ok(unsummed.missing.iter().collect())
 }
 
 impl FsShared {

@@ -15,7 +15,7 @@ use crate::format::chunk::{
 };
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
-use crate::format::record::{FileType, Run, blocks_for};
+use crate::format::record::{FileType, Inode, Run, blocks_for};
 use crate::format::sums::Sum;
 use crate::metadata::inode_state::{Blocks, Effort};
 use crate::metadata::op::Op;
@@ -254,14 +254,19 @@ impl Fileset {
         }
         // Only files with dirty pages have something to write.
         let core = state.cores.get(&(self.id, ino))?;
-        let (inode, set) = (&core.inode, state.trees.get(&self.id)?.record.compression);
+        let method = self.method_of(&state, &core.inode)?;
+        Some((method, blocks_for(core.inode.size), core.effort))
+    }
+
+    /// Returns the method by which new content of an inode is compressed.
+    pub(crate) fn method_of(&self, state: &State, inode: &Inode) -> Option<Compression> {
+        let set = state.trees.get(&self.id)?.record.compression;
         let method = match (inode.flags, set) {
             (flags, _) if flags.has(InodeFlags::NO_COMPRESS) => None,
             (flags, None) if flags.has(InodeFlags::COMPRESS) => Some(Compression::Zstd),
             (_, set) => set,
         };
-        let method = method.filter(|_| inode.kind == FileType::File)?;
-        Some((method, blocks_for(inode.size), core.effort))
+        method.filter(|_| state.compression && inode.kind == FileType::File)
     }
 }
 
@@ -288,15 +293,7 @@ impl Op<'_> {
                 continue;
             };
             placed.push(PackedWrite {
-                chunk: Chunk {
-                    start: run.start,
-                    blocks: run.blocks as u8,
-                    content: packed.content,
-                    method: packed.method,
-                    bytes: packed.bytes,
-                    valid: bits_of(range.start, &range),
-                    tail: None,
-                },
+                chunk: packed.record(run.start, bits_of(range.start, &range)),
                 range,
                 index,
                 sums: Vec::new(),

@@ -55,6 +55,20 @@ impl Packed {
     pub fn blocks(&self) -> u64 {
         self.data.len() as u64 / BLOCK_BYTES
     }
+
+    /// Returns the record of the chunk at block `start` of the device, from which these blocks of the
+    /// file are read.
+    pub fn record(&self, start: u64, valid: u16) -> Chunk {
+        Chunk {
+            start,
+            blocks: self.blocks() as u8,
+            content: self.content,
+            method: self.method,
+            bytes: self.bytes,
+            valid,
+            tail: None,
+        }
+    }
 }
 
 /// Decompresses the content of a chunk from its blocks; `None` if they are damaged.
@@ -101,15 +115,7 @@ mod tests {
     }
 
     fn record(packed: &Packed) -> Chunk {
-        Chunk {
-            start: 9,
-            blocks: packed.blocks() as u8,
-            content: packed.content,
-            method: packed.method,
-            bytes: packed.bytes,
-            valid: ((1u32 << packed.content) - 1) as u16,
-            tail: None,
-        }
+        packed.record(9, ((1u32 << packed.content) - 1) as u16)
     }
 
     #[test]

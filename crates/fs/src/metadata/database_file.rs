@@ -6,12 +6,15 @@
 //! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not
 //! closed can be read without changing it. Then the device does not change either, and is read ahead.
 
+mod ahead;
+
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock, TagsRoot};
 use crate::integrity::{IntegrityKey, tampered};
-use crate::metadata::read_ahead::{Found, ReadAhead, WINDOW_BLOCKS};
+use crate::metadata::page_layout::PageLayout;
+use crate::metadata::read_ahead::ReadAhead;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tags::{PAGES_MAX, Place, Read, Tags, Unreadable, file_blocks};
 use crate::space::Space;
@@ -19,7 +22,7 @@ use block::{Access, Buf, Op};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Contents of blocks, by their number.
@@ -43,8 +46,10 @@ pub(crate) struct DatabaseFile {
     space: Arc<Space>,
     access: Access,
     state: Mutex<State>,
-    /// Blocks of the device that were read ahead, if it does not change.
+    /// Pages that were read ahead, if the device does not change.
     ahead: Mutex<ReadAhead>,
+    /// Geometry of the file, for that; `None` if its header is damaged.
+    layout: OnceLock<Option<PageLayout>>,
     /// Tags of all blocks, if they are keyed. Locked after the state, and before the superblock.
     tags: Option<Mutex<Tagged>>,
 }
@@ -96,6 +101,7 @@ impl DatabaseFile {
                 ..State::default()
             }),
             ahead: Mutex::default(),
+            layout: OnceLock::new(),
         }
     }
 
@@ -125,38 +131,6 @@ impl DatabaseFile {
         Ok(())
     }
 
-    /// Reads whole blocks from a window that was, or is to be, read ahead. Returns `false` if there
-    /// is none.
-    fn read_ahead(&self, first: u64, out: &mut [u8]) -> bool {
-        let ahead = || self.ahead.lock().expect("no panic under this lock");
-        let found = ahead().find(first, out);
-        match found {
-            Found::Copied => true,
-            Found::Absent => false,
-            Found::Wanted(window) => {
-                let pages = self.superblock.lock().metadata_bytes.div_ceil(BLOCK_BYTES);
-                let end = self.tags.as_ref().map_or(pages, |_| file_blocks(pages));
-                let start = window * WINDOW_BLOCKS;
-                let blocks = end.saturating_sub(start).min(WINDOW_BLOCKS);
-                let mut data = vec![0; blocks as usize * BLOCK];
-                // If a block of the window is unreadable, only the blocks in question count.
-                if data.is_empty() || self.read_below(start, &mut data).is_err() {
-                    return false;
-                }
-                ahead().insert(window, data);
-                ahead().find(first, out) == Found::Copied
-            }
-        }
-    }
-
-    /// Reads whole blocks of the file on the device, and ahead of them if the device does not change.
-    fn read_unbuffered(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
-        if self.is_read_only() && self.read_ahead(first, out) {
-            return Ok(());
-        }
-        self.read_below(first, out)
-    }
-
     /// Reads whole blocks, including buffered ones.
     fn read_blocks(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
         let count = (out.len() / BLOCK) as u64;
@@ -171,7 +145,7 @@ impl DatabaseFile {
         let pending = waiting(&self.lock());
         if pending.len() as u64 != count {
             match &self.tags {
-                None => self.read_unbuffered(first, out)?,
+                None => self.read_unbuffered(first, first, out)?,
                 Some(tagged) => {
                     let is_pending = |block| pending.iter().any(|(at, _)| *at == block);
                     for (block, part) in (first..).zip(out.chunks_mut(BLOCK)) {
@@ -210,7 +184,7 @@ impl DatabaseFile {
                 true
             }
             Ok(Some(known)) => {
-                self.read_unbuffered(known.block, out)?;
+                self.read_unbuffered(block, known.block, out)?;
                 let key = self.superblock.key();
                 key.is_some_and(|key| key.block_tag(out) == known.tag)
             }

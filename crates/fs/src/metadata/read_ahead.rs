@@ -1,77 +1,129 @@
-//! Blocks of the metadata that are read ahead: a check reads all of it, mostly in the order in which
-//! commits wrote it, and a request for each page would cost more than the comparison.
+//! Pages of the metadata that are read ahead: a check reads all of it in the order of the keys, in
+//! which the entries of a large directory are anywhere on the device, and a request for each page
+//! would cost more than the comparison.
 //!
-//! The second miss in one window of blocks loads the window, so that lookups of single pages all
-//! over the metadata load nothing else. The memory is at most [`WINDOWS`] windows, 16 MiB.
+//! A branch that is read names the pages that a walk reads next. Once a walk has passed from one of
+//! them to its neighbor, the rest is loaded, in the order of the device and all at once; so lookups
+//! of single pages all over the metadata load nothing else. The memory is at most [`BLOCKS_MAX`]
+//! blocks, 8 MiB.
 
 use crate::format::record::BLOCK_BYTES;
+use foldhash::HashMap;
 use std::collections::VecDeque;
 
-/// Blocks of a window: 256 KiB.
-pub(super) const WINDOW_BLOCKS: u64 = 64;
-/// Number of windows in memory, and of those whose first miss is remembered.
-const WINDOWS: usize = 64;
+/// Number of blocks in memory.
+const BLOCKS_MAX: u64 = 2048;
+/// Number of branches that are remembered.
+const BRANCHES_MAX: usize = 256;
 
-/// Windows that were read, and those with one miss, by number; the most recently used last.
+/// Page of the metadata: its first block in the file, and its number of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Page {
+    pub first: u64,
+    pub blocks: u64,
+}
+
+/// Pages in memory, and branches whose pages may be read next. Each page is used once.
 #[derive(Default)]
 pub(super) struct ReadAhead {
-    windows: VecDeque<(u64, Vec<u8>)>,
-    missed: VecDeque<u64>,
+    pages: HashMap<u64, Vec<u8>>,
+    /// First blocks of loaded pages in their order, some of them used, and the blocks of all.
+    loaded: VecDeque<Page>,
+    blocks: u64,
+    branches: VecDeque<Branch>,
+    /// Number of the first of `branches`.
+    oldest: u64,
+    /// Number of the branch of a page, and its index there.
+    places: HashMap<u64, (u64, usize)>,
+}
+
+struct Branch {
+    children: Vec<Page>,
+    /// Index after that of the last page that was read.
+    next: usize,
 }
 
 /// Result of a search.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The blocks have been copied.
+    /// The page has been copied.
     Copied,
-    /// They are not in memory.
+    /// It is not in memory.
     Absent,
-    /// Nor are they, but their window is to be loaded.
-    Wanted(u64),
+    /// Nor is it, but these are to be loaded, which include it.
+    Wanted(Vec<Page>),
 }
 
 impl ReadAhead {
-    /// Copies the blocks from `first` on, if a window has all of them.
+    /// Copies the page from block `first` on, if it is in memory.
     pub fn find(&mut self, first: u64, out: &mut [u8]) -> Found {
-        let window = first / WINDOW_BLOCKS;
-        let at = ((first % WINDOW_BLOCKS) * BLOCK_BYTES) as usize;
-        if at + out.len() > (WINDOW_BLOCKS * BLOCK_BYTES) as usize {
-            return Found::Absent;
-        }
-        if let Some(place) = self
-            .windows
-            .iter()
-            .rposition(|(number, _)| *number == window)
+        let place = self.places.get(&first).copied();
+        let branch = place.and_then(|(number, index)| {
+            let at = number.checked_sub(self.oldest)?;
+            Some((self.branches.get_mut(at as usize)?, index))
+        });
+        let follows = branch
+            .as_ref()
+            .is_some_and(|(b, at)| *at > 0 && b.next == *at);
+        let rest = branch.map(|(branch, index)| {
+            branch.next = index + 1;
+            &branch.children[index..]
+        });
+        if let Some(data) = self.pages.remove(&first)
+            && data.len() == out.len()
         {
-            let Some(found) = self.windows[place].1.get(at..at + out.len()) else {
-                return Found::Absent;
-            };
-            out.copy_from_slice(found);
-            if place + 1 < self.windows.len()
-                && let Some(used) = self.windows.remove(place)
-            {
-                self.windows.push_back(used);
-            }
+            out.copy_from_slice(&data);
             return Found::Copied;
         }
-        if let Some(place) = self.missed.iter().position(|number| *number == window) {
-            self.missed.remove(place);
-            return Found::Wanted(window);
+        match rest.filter(|_| follows) {
+            Some(rest) => Found::Wanted(rest.to_vec()),
+            None => Found::Absent,
         }
-        if self.missed.len() == WINDOWS {
-            self.missed.pop_front();
-        }
-        self.missed.push_back(window);
-        Found::Absent
     }
 
-    /// Adds a window.
-    pub fn insert(&mut self, window: u64, data: Vec<u8>) {
-        self.windows.retain(|(number, _)| *number != window);
-        if self.windows.len() == WINDOWS {
-            self.windows.pop_front();
+    /// Expects a page to be read again after [`Found::Wanted`].
+    pub fn take(&mut self, first: u64, out: &mut [u8]) -> bool {
+        let data = self.pages.remove(&first);
+        let data = data.filter(|data| data.len() == out.len());
+        data.map(|data| out.copy_from_slice(&data)).is_some()
+    }
+
+    /// Adds a page that was loaded.
+    pub fn insert(&mut self, page: Page, data: Vec<u8>) {
+        debug_assert_eq!(data.len() as u64, page.blocks * BLOCK_BYTES);
+        while self.blocks + page.blocks > BLOCKS_MAX
+            && let Some(old) = self.loaded.pop_front()
+        {
+            self.blocks -= old.blocks;
+            self.pages.remove(&old.first);
         }
-        self.windows.push_back((window, data));
+        self.blocks += page.blocks;
+        self.loaded.push_back(page);
+        self.pages.insert(page.first, data);
+    }
+
+    /// Remembers the pages that a branch names, in the order of their keys.
+    pub fn expect(&mut self, children: Vec<Page>) {
+        if self.branches.len() == BRANCHES_MAX
+            && let Some(old) = self.branches.pop_front()
+        {
+            let number = self.oldest;
+            self.oldest += 1;
+            for child in old.children {
+                if self
+                    .places
+                    .get(&child.first)
+                    .is_some_and(|(of, _)| *of == number)
+                {
+                    self.places.remove(&child.first);
+                }
+            }
+        }
+        let number = self.oldest + self.branches.len() as u64;
+        for (index, child) in children.iter().enumerate() {
+            self.places.insert(child.first, (number, index));
+        }
+        self.branches.push_back(Branch { children, next: 0 });
     }
 }
 
@@ -79,32 +131,68 @@ impl ReadAhead {
 mod tests {
     use super::*;
 
-    const BLOCK: usize = BLOCK_BYTES as usize;
+    fn page(first: u64) -> Page {
+        Page { first, blocks: 1 }
+    }
+
+    fn block(byte: u64) -> Vec<u8> {
+        vec![byte as u8; BLOCK_BYTES as usize]
+    }
 
     #[test]
-    fn the_second_miss_loads_a_window_and_the_least_recently_used_one_is_dropped() {
+    fn a_walk_from_page_to_page_loads_the_rest_of_a_branch_and_other_reads_load_nothing() {
         let mut ahead = ReadAhead::default();
-        let mut out = vec![0; BLOCK];
-        assert_eq!(ahead.find(64, &mut out), Found::Absent);
-        assert_eq!(ahead.find(0, &mut out), Found::Absent);
-        assert_eq!(ahead.find(70, &mut out), Found::Wanted(1));
-        ahead.insert(1, (0..64).flat_map(|i| [i; BLOCK]).collect());
-        assert_eq!(ahead.find(127, &mut out), Found::Copied);
-        assert_eq!(out, [63; BLOCK]);
-        let mut two = vec![0; 2 * BLOCK];
-        assert_eq!(ahead.find(127, &mut two), Found::Absent);
-        assert_eq!(ahead.find(64, &mut two), Found::Copied);
-        assert_eq!((two[0], two[BLOCK]), (0, 1));
-        // The last window of a file may be shorter.
-        ahead.insert(9, vec![7; BLOCK]);
-        assert_eq!(ahead.find(9 * 64 + 1, &mut out), Found::Absent);
-        for window in 10..10 + WINDOWS as u64 - 2 {
-            ahead.insert(window, vec![0; BLOCK]);
+        let mut out = block(0);
+        let children: Vec<Page> = [70, 10, 90, 30, 50].map(page).to_vec();
+        assert_eq!(ahead.find(70, &mut out), Found::Absent);
+        ahead.expect(children.clone());
+        for lookup in [30, 70, 30, 90, 70] {
+            assert_eq!(ahead.find(lookup, &mut out), Found::Absent);
         }
-        assert_eq!(ahead.find(64, &mut out), Found::Copied);
-        ahead.insert(1000, vec![0; BLOCK]);
-        assert_eq!(ahead.windows.len(), WINDOWS);
-        assert_eq!(ahead.find(64, &mut out), Found::Copied);
-        assert_ne!(ahead.find(9 * 64, &mut out), Found::Copied);
+        assert_eq!(
+            ahead.find(10, &mut out),
+            Found::Wanted(children[1..].to_vec())
+        );
+        assert!(!ahead.take(10, &mut out));
+        for child in &children[1..] {
+            ahead.insert(*child, block(child.first));
+        }
+        assert!(ahead.take(10, &mut out));
+        assert_eq!(out, block(10));
+        for child in &children[2..] {
+            assert_eq!(ahead.find(child.first, &mut out), Found::Copied);
+            assert_eq!(out, block(child.first));
+        }
+        // Each is used once; the next walk loads them again.
+        assert_eq!(ahead.find(70, &mut out), Found::Absent);
+        assert_eq!(
+            ahead.find(10, &mut out),
+            Found::Wanted(children[1..].to_vec())
+        );
+        // A page of another length than expected is not the one in question.
+        ahead.insert(page(10), block(10));
+        assert_eq!(ahead.find(10, &mut [0; 8192]), Found::Absent);
+    }
+
+    #[test]
+    fn the_memory_is_limited() {
+        let mut ahead = ReadAhead::default();
+        let mut out = block(0);
+        for first in 0..BLOCKS_MAX + 5 {
+            ahead.insert(page(first), block(first));
+        }
+        assert_eq!(ahead.pages.len() as u64, BLOCKS_MAX);
+        assert_eq!(ahead.find(4, &mut out), Found::Absent);
+        assert_eq!(ahead.find(5, &mut out), Found::Copied);
+        for number in 0..1000 {
+            ahead.expect(vec![page(2 * number), page(2 * number + 1)]);
+        }
+        assert_eq!(ahead.branches.len(), BRANCHES_MAX);
+        assert_eq!(ahead.places.len(), 2 * BRANCHES_MAX);
+        ahead.find(1998, &mut out);
+        assert_eq!(
+            ahead.find(1999, &mut [0; 8192]),
+            Found::Wanted(vec![page(1999)])
+        );
     }
 }

@@ -96,15 +96,15 @@ impl Pair {
     }
 
     /// Finds the next range of blocks, from one on, that differs, and its content in the second
-    /// state. With `fresh`, the file has no content in the first state.
+    /// state. The first state counts up to the block `kept` only; after it, it has no content.
     pub fn next_content(
         &self,
         state: &State,
         ino: Ino,
         from: u64,
-        fresh: bool,
+        kept: u64,
     ) -> Result<Option<(Range<u64>, Content)>> {
-        let Some(base) = self.base.filter(|_| !fresh) else {
+        let Some(base) = self.base.filter(|_| kept > 0) else {
             let (piece, end) = piece(state, self.target, ino, from)?;
             if piece != Piece::Hole {
                 return Ok(Some((from..end, piece.content())));
@@ -119,7 +119,12 @@ impl Pair {
         while let Some(changed) = self.next_changed(state, base, ino, at)? {
             at = changed.start;
             while at < changed.end {
-                let (old, old_end) = piece(state, base, ino, at)?;
+                let (old, old_end) = if at < kept {
+                    let (old, end) = piece(state, base, ino, at)?;
+                    (old, end.min(kept))
+                } else {
+                    (Piece::Hole, u64::MAX)
+                };
                 let (new, new_end) = piece(state, self.target, ino, at)?;
                 let end = old_end.min(new_end).min(changed.end);
                 if !is_same(&old, &new, at..end) {

@@ -272,15 +272,21 @@ impl Sender {
         }
         drop(state);
         if new.kind == FileType::File {
+            let kept = match &old {
+                None => 0,
+                // The new size cuts off everything after it.
+                Some(old) if new.size < old.size => blocks_for(new.size),
+                Some(_) => u64::MAX,
+            };
             let mut block = step.saturating_sub(BLOCKS);
             while let Some((range, content)) = {
                 let state = fs.read();
-                pair.next_content(&state, ino, block, old.is_none())?
+                pair.next_content(&state, ino, block, kept)?
             } {
                 if sink.is_full() {
                     return Ok(position(INODES, ino, BLOCKS + range.start));
                 }
-                block = self.content(ino, (old.as_ref(), &new), range, content, sink)?;
+                block = self.content(ino, &new, range, content, sink)?;
             }
         }
         self.open = None;
@@ -295,7 +301,7 @@ impl Sender {
     fn content(
         &mut self,
         ino: Ino,
-        (old, new): (Option<&Inode>, &Inode),
+        new: &Inode,
         range: Range<u64>,
         content: Content,
         sink: &mut dyn Sink,
@@ -306,15 +312,11 @@ impl Sender {
         );
         match content {
             Content::Hole => {
-                // The new size has cut off everything after it.
-                let is_cut = old.is_some_and(|old| new.size < old.size);
-                if !(is_cut && range.start >= blocks_for(new.size)) {
-                    sink.record(&Record::Hole {
-                        ino,
-                        offset,
-                        length,
-                    })?;
-                }
+                sink.record(&Record::Hole {
+                    ino,
+                    offset,
+                    length,
+                })?;
                 Ok(range.end)
             }
             Content::Unwritten => {

@@ -320,14 +320,20 @@ pub enum JobKind {
         repair: bool,
     },
     /// Defragment files.
-    Defrag {
-        /// Bytes to move in a second, at most.
-        rate: Option<u64>,
-        /// Fileset; `None` for the first one with a path, otherwise all.
-        fileset: Option<String>,
-        /// Path from the root of the fileset.
-        path: Option<String>,
-    },
+    Defrag(DefragRequest),
+}
+
+/// Files to be rewritten, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefragRequest {
+    /// Fileset; `None` for the first one with a path, otherwise all.
+    pub fileset: Option<String>,
+    /// Path from the root of the fileset.
+    pub path: Option<String>,
+    /// Compress and decompress content as the settings of filesets and files ask for.
+    pub recompress: bool,
+    /// Bytes to move in a second, at most.
+    pub rate: Option<u64>,
 }
 
 /// Request about the users and groups of a fileset.

@@ -5,9 +5,9 @@
 
 use super::{Checked, Defragmented, FIRST_FILESET, Progress, Scope, Target, WholeOperation};
 use super::{fsck, mounted_as, open_unmounted};
-use crate::control::{self, ControlRequest, FsRequest, JobKind, JobRequest, Run};
+use crate::control::{self, ControlRequest, DefragRequest, FsRequest, JobKind, JobRequest, Run};
 use crate::{Error, Result};
-use ::fs::{Fileset, Finding, FindingKind, Fs, Pace, ROOT, Repair};
+use ::fs::{Fileset, Finding, FindingKind, Fs, Pace, ROOT, Recompress, Repair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -54,27 +54,19 @@ pub fn fsck_online(
     }
 }
 
-/// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all. Moves
-/// `rate` bytes in a second, at most. Files in use that change at the same time stay as they are.
+/// Rewrites fragmented files with fewer extents, and compresses or decompresses them on request.
+/// Files in use that change at the same time stay as they are.
 ///
 /// # Errors
 /// The path does not exist, or the file system was unmounted. The device fails; the file being
 /// rewritten is unchanged then.
 pub fn defrag(
     target: &Target<'_>,
-    fileset: Option<&str>,
-    path: Option<&str>,
-    rate: Option<u64>,
+    what: &DefragRequest,
     progress: Progress<'_>,
 ) -> Result<Defragmented> {
     if let Some(name) = mounted_as(target.path, target.settings) {
-        let (fileset, path) = (fileset.map(str::to_owned), path.map(str::to_owned));
-        let kind = JobKind::Defrag {
-            rate,
-            fileset,
-            path,
-        };
-        return follow(target, &name, kind, progress);
+        return follow(target, &name, JobKind::Defrag(what.clone()), progress);
     }
     let (fs, failed) = open_unmounted(target, WholeOperation::Defragment)?;
     let run = if target.settings.is_dry_run() {
@@ -82,8 +74,8 @@ pub fn defrag(
     } else {
         Run::Real
     };
-    let what = (fileset, path.unwrap_or_default());
-    let done = defrag_files(&fs, what, &Pace::new(rate), run, progress).map_err(failed())?;
+    let pace = Pace::new(what.rate);
+    let done = defrag_files(&fs, what, None, &pace, run, progress).map_err(failed())?;
     fs.close().map_err(failed())?;
     Ok(done)
 }
@@ -164,35 +156,46 @@ pub(crate) fn check(
     })
 }
 
-/// Defragments the files of a fileset below a path, or all. A dry run counts only.
+/// Defragments the files of a fileset below a path, or all. `own` is the fileset of a path without
+/// one. A dry run counts only.
 pub(crate) fn defrag_files(
     fs: &Fs,
-    (fileset, path): (Option<&str>, &str),
+    what: &DefragRequest,
+    own: Option<&str>,
     pace: &Pace,
     run: Run,
     progress: Progress<'_>,
 ) -> ::fs::Result<Defragmented> {
-    let names: Vec<String> = match fileset {
-        Some(name) => vec![name.to_owned()],
-        None if !path.is_empty() => vec![FIRST_FILESET.to_owned()],
+    let path = what.path.as_deref().unwrap_or_default();
+    let names: Vec<String> = match &what.fileset {
+        Some(name) => vec![name.clone()],
+        None if !path.is_empty() => vec![own.unwrap_or(FIRST_FILESET).to_owned()],
         None => {
             let own = fs.filesets().into_iter().filter(|(_, r)| r.origin == 0);
             own.map(|(_, record)| record.name).collect()
         }
     };
+    let recompress = if what.recompress {
+        Recompress::Yes
+    } else {
+        Recompress::No
+    };
     let mut all = Defragmented::default();
     for name in names {
         let fileset = fs.fileset_named(&name)?;
-        let top = find(&fileset, path)?;
+        let top = (fileset.id(), find(&fileset, path)?);
         let done = match run {
-            Run::Dry => fs.plan_defrag(fileset.id(), top, progress),
-            Run::Real => fs.defrag_online(fileset.id(), top, pace, progress),
+            Run::Dry => fs.plan_defrag(top, recompress, pace, progress),
+            Run::Real => fs.defrag(top, recompress, pace, progress),
         }?;
         all.files += done.files;
         all.improved += done.improved;
         all.extents_before += done.extents_before;
         all.extents_after += done.extents_after;
         all.moved_blocks += done.moved_blocks;
+        all.recompressed += done.recompressed;
+        all.blocks_before += done.blocks_before;
+        all.blocks_after += done.blocks_after;
     }
     Ok(all)
 }

@@ -56,7 +56,7 @@ impl Job {
         let result = result.transpose().map_err(|error| {
             let verb = match self.kind {
                 JobKind::Check { .. } => "check",
-                JobKind::Defrag { .. } => "defragment",
+                JobKind::Defrag(_) => "defragment",
             };
             Error::files(format!("cannot {verb} {name}"))(error)
         })?;
@@ -109,7 +109,8 @@ impl Jobs {
             )));
         }
         let rate = match kind {
-            JobKind::Check { rate, .. } | JobKind::Defrag { rate, .. } => *rate,
+            JobKind::Check { rate, .. } => *rate,
+            JobKind::Defrag(what) => what.rate,
         };
         let job = Arc::new(Job {
             id: unix_time::now().as_nanos() as u64,
@@ -174,11 +175,9 @@ impl Work {
                 self.report(&checked);
                 Ok(json_of(&checked))
             }
-            JobKind::Defrag { fileset, path, .. } => {
-                let path = path.as_deref().unwrap_or_default();
-                let own = self.own.as_deref().filter(|_| !path.is_empty());
-                let what = (fileset.as_deref().or(own), path);
-                let done = online::defrag_files(&self.fs, what, &job.pace, job.run, &mut progress)?;
+            JobKind::Defrag(what) => {
+                let (own, pace) = (self.own.as_deref(), &job.pace);
+                let done = online::defrag_files(&self.fs, what, own, pace, job.run, &mut progress)?;
                 Ok(json_of(&done))
             }
         }

@@ -313,10 +313,10 @@ impl FsQueue {
     fn child_done(&mut self, done: Completion) {
         let Child { of, chunk, carried } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
-        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result) {
-            if bufs.is_asking() {
-                self.asks = None;
-            }
+        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result)
+            && bufs.is_asking()
+        {
+            self.asks = None;
         }
         match (&mut running.what, done.op) {
             (What::Read { bufs, chunks, .. }, Op::Read { bufs: back, .. }) => {

@@ -1,0 +1,673 @@
+//! One machine of the cluster.
+
+use crate::At;
+use crate::events::{Action, Answer, Ask, AskId, Config, Current, Done, Notice, Phase};
+use crate::lease::{self, Lease};
+use crate::record::{Claim, Name, Record};
+use crate::unit::{Release, Unit};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A request without an answer.
+#[derive(Debug)]
+struct Pending {
+    ask: Ask,
+    sent: At,
+}
+
+/// The part of one machine. See [the crate](crate).
+#[derive(Debug)]
+pub struct Machine {
+    config: Config,
+    now: At,
+    lease: Lease,
+    /// Whether the state of the cluster is known.
+    is_loaded: bool,
+    is_draining: bool,
+    /// Leases of the machines that live.
+    alive: BTreeMap<Name, u64>,
+    units: BTreeMap<Name, Unit>,
+    /// Units whose next attempt is planned.
+    planned: BTreeSet<(At, Name)>,
+    /// Number of units that are being taken over.
+    taking: usize,
+    pending: BTreeMap<AskId, Pending>,
+    last_ask: u64,
+    actions: VecDeque<Action>,
+}
+
+impl Machine {
+    /// Starts a machine.
+    pub fn new(config: Config, now: At) -> Machine {
+        let mut machine = Machine {
+            config,
+            now,
+            lease: Lease::None { next: now },
+            is_loaded: false,
+            is_draining: false,
+            alive: BTreeMap::new(),
+            units: BTreeMap::new(),
+            planned: BTreeSet::new(),
+            taking: 0,
+            pending: BTreeMap::new(),
+            last_ask: 0,
+            actions: VecDeque::new(),
+        };
+        machine.tick(now);
+        machine
+    }
+
+    /// Returns the next action.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Returns the time at which [`Machine::tick`] has to be called at the latest.
+    pub fn wakes(&self) -> At {
+        let lease = match self.lease {
+            Lease::None { next } => Some(next),
+            Lease::Requested { .. } => None,
+            Lease::Granted { until, .. } => Some(until),
+            Lease::Held { until, renew, .. } => Some(until.min(renew)),
+        };
+        let answer = self.pending.values().map(|p| p.sent).min();
+        let answer = answer.map(|sent| sent + self.config.patience);
+        let planned = self.planned.first().map(|(at, _)| *at);
+        let times = [lease, answer, planned];
+        let far = self.now + self.config.ttl;
+        times.into_iter().flatten().min().unwrap_or(far)
+    }
+
+    /// Returns what this machine does with a unit.
+    pub fn phase(&self, unit: &str) -> Phase {
+        self.units.get(unit).map_or(Phase::Idle, |unit| unit.phase)
+    }
+
+    /// Returns all units with their records.
+    pub fn units(&self) -> impl Iterator<Item = (&Name, &Record, Phase)> {
+        let all = self.units.iter();
+        all.map(|(name, unit)| (name, &unit.record, unit.phase))
+    }
+
+    /// Returns the machines that live, with their leases.
+    pub fn machines(&self) -> &BTreeMap<Name, u64> {
+        &self.alive
+    }
+
+    /// Gives up all units one after another, and takes none, until this is called with `false`.
+    pub fn drain(&mut self, now: At, drain: bool) {
+        self.tick(now);
+        self.is_draining = drain;
+        self.review_all();
+    }
+
+    /// Notes the time.
+    pub fn tick(&mut self, now: At) {
+        self.now = self.now.max(now);
+        if self.lease.until().is_some_and(|until| until <= self.now) {
+            self.lose_lease();
+        }
+        let late = |pending: &Pending| pending.sent + self.config.patience <= self.now;
+        let late = self.pending.iter().filter(|(_, pending)| late(pending));
+        let late: Vec<AskId> = late.map(|(id, _)| *id).collect();
+        for id in late {
+            self.take_answer(id, Answer::Unknown);
+        }
+        match self.lease {
+            Lease::None { next } if next <= self.now => {
+                self.lease = Lease::Requested { sent: self.now };
+                let ttl = self.config.ttl;
+                self.ask(Ask::Grant { ttl });
+            }
+            Lease::Held { id, until, renew } if renew <= self.now => {
+                let renew = self.now + self.config.renew;
+                self.lease = Lease::Held { id, until, renew };
+                self.ask(Ask::Renew { lease: id });
+            }
+            _ => {}
+        }
+        while let Some((_, name)) = self.planned.pop_first_if_due(self.now) {
+            self.attempt(&name);
+        }
+    }
+
+    /// Takes the answer to a request. Answers that come too late are ignored.
+    pub fn answer(&mut self, now: At, id: AskId, answer: Answer) {
+        self.tick(now);
+        self.take_answer(id, answer);
+    }
+
+    /// Takes a change in the store.
+    pub fn notice(&mut self, now: At, notice: Notice) {
+        self.tick(now);
+        if self.is_loaded {
+            self.take_notice(notice);
+        }
+    }
+
+    /// Takes the result of an action at the storage, for the claim of this epoch.
+    pub fn done(&mut self, now: At, unit: &Name, epoch: u64, done: Done) {
+        self.tick(now);
+        let known = self.units.get(unit);
+        let Some(known) = known.filter(|known| known.epoch == epoch) else {
+            return;
+        };
+        match (known.phase, done) {
+            (Phase::Fencing, Done::Fenced) => self.bump(unit, epoch),
+            (Phase::Fencing, Done::NotFenced) => self.give_up(unit, Release::CLEAN),
+            (Phase::Bumping, Done::Bumped) => {
+                self.enter(unit, Phase::Opening);
+                let unit = Name::clone(unit);
+                self.actions.push_back(Action::Open { unit, epoch });
+            }
+            (Phase::Bumping, Done::Newer(stored)) => {
+                let stored = Some(stored);
+                self.give_up(
+                    unit,
+                    Release {
+                        stored,
+                        ..Release::CLEAN
+                    },
+                );
+            }
+            (Phase::Bumping | Phase::Opening, Done::Failed { clean })
+            | (Phase::Serving, Done::Stopped { clean }) => {
+                let release = if clean {
+                    Release::CLEAN
+                } else {
+                    Release::UNCLEAN
+                };
+                self.give_up(unit, release);
+            }
+            (Phase::Opening, Done::Opened) => {
+                self.enter(unit, Phase::Serving);
+                self.review(unit);
+            }
+            (Phase::Stopping, Done::Stopped { clean }) => {
+                let release = if clean {
+                    Release::CLEAN
+                } else {
+                    Release::UNCLEAN
+                };
+                self.release(unit, release);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Requests and answers.
+impl Machine {
+    fn ask(&mut self, ask: Ask) -> AskId {
+        self.last_ask += 1;
+        let id = AskId(self.last_ask);
+        let sent = self.now;
+        let pending = Pending {
+            ask: ask.clone(),
+            sent,
+        };
+        self.pending.insert(id, pending);
+        self.actions.push_back(Action::Ask(id, ask));
+        id
+    }
+
+    fn take_answer(&mut self, id: AskId, answer: Answer) {
+        let Some(Pending { ask, sent }) = self.pending.remove(&id) else {
+            return;
+        };
+        match ask {
+            Ask::Grant { .. } => self.granted(sent, &answer),
+            Ask::Announce { lease } => self.announced(lease, &answer),
+            Ask::Renew { lease } => self.renewed(lease, sent, &answer),
+            Ask::Load => self.loaded(answer),
+            Ask::Read { unit } => {
+                if self.answers(&unit, id) {
+                    match answer {
+                        Answer::Is(current) => self.settled(&unit, current, false),
+                        _ => self.read(&unit),
+                    }
+                }
+            }
+            Ask::Change { unit, record, .. } => {
+                if self.answers(&unit, id) {
+                    match answer {
+                        Answer::Changed { revision } => {
+                            self.settled(&unit, Some((record, revision)), false);
+                        }
+                        Answer::Refused(current) => self.settled(&unit, current, true),
+                        _ => self.read(&unit),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports whether a unit waits for this answer, and lets it wait no more.
+    fn answers(&mut self, unit: &Name, id: AskId) -> bool {
+        let known = self.units.get_mut(unit);
+        let known = known.filter(|known| known.ask == Some(id));
+        known.is_some_and(|known| known.ask.take().is_some())
+    }
+
+    fn granted(&mut self, sent: At, answer: &Answer) {
+        if self.lease != (Lease::Requested { sent }) {
+            return;
+        }
+        match *answer {
+            Answer::Granted { lease: id, ttl } => {
+                let until = lease::end(sent, ttl, self.config.margin);
+                self.lease = Lease::Granted { id, until };
+                self.ask(Ask::Announce { lease: id });
+            }
+            _ => self.retry_lease(),
+        }
+    }
+
+    fn announced(&mut self, lease: u64, answer: &Answer) {
+        match (self.lease, answer) {
+            (Lease::Granted { id, until }, Answer::Done) if id == lease => {
+                let renew = self.now + self.config.renew;
+                self.lease = Lease::Held { id, until, renew };
+                self.actions.push_back(Action::Until(until));
+                self.ask(Ask::Load);
+            }
+            (Lease::Granted { id, .. }, _) if id == lease => self.retry_lease(),
+            _ => {}
+        }
+    }
+
+    fn renewed(&mut self, lease: u64, sent: At, answer: &Answer) {
+        let Lease::Held { id, until, renew } = self.lease else {
+            return;
+        };
+        if id != lease {
+            return;
+        }
+        match answer {
+            Answer::Done => {
+                let until = until.max(lease::end(sent, self.config.ttl, self.config.margin));
+                self.lease = Lease::Held { id, until, renew };
+                self.actions.push_back(Action::Until(until));
+            }
+            Answer::Denied => self.lose_lease(),
+            // The next renewal is on its way or follows soon.
+            _ => {}
+        }
+    }
+
+    fn retry_lease(&mut self) {
+        let next = self.now + self.config.renew;
+        self.lease = Lease::None { next };
+    }
+
+    /// Ends everything, because another machine may own the units now.
+    fn lose_lease(&mut self) {
+        self.retry_lease();
+        self.is_loaded = false;
+        self.pending.clear();
+        self.alive.clear();
+        let names: Vec<Name> = self.units.keys().cloned().collect();
+        for name in names {
+            self.kill(&name);
+        }
+        self.units.clear();
+        self.planned.clear();
+    }
+
+    fn loaded(&mut self, answer: Answer) {
+        if self.lease.held().is_none() {
+            return;
+        }
+        let Answer::Loaded(notices) = answer else {
+            self.ask(Ask::Load);
+            return;
+        };
+        self.is_loaded = true;
+        self.alive.clear();
+        let mut gone: BTreeSet<Name> = self.units.keys().cloned().collect();
+        // The machines first: whether an owner lives decides about its units.
+        for notice in &notices {
+            match notice {
+                Notice::Machine { name, lease } => {
+                    self.alive.insert(Name::clone(name), *lease);
+                }
+                Notice::Unit { unit, .. } => {
+                    gone.remove(unit);
+                }
+                _ => {}
+            }
+        }
+        for unit in gone {
+            self.take_notice(Notice::UnitGone { unit });
+        }
+        for notice in notices {
+            if matches!(notice, Notice::Unit { .. }) {
+                self.take_notice(notice);
+            }
+        }
+        self.review_all();
+    }
+
+    fn take_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Machine { name, lease } => {
+                if self.alive.insert(Name::clone(&name), lease) != Some(lease) {
+                    self.review_units_of(&name);
+                }
+            }
+            Notice::MachineGone { name } => {
+                if self.alive.remove(&name).is_some() {
+                    self.review_units_of(&name);
+                }
+            }
+            Notice::Unit {
+                unit,
+                record,
+                revision,
+            } => self.learn(&unit, record, revision),
+            Notice::UnitGone { unit } => {
+                self.kill(&unit);
+                self.unplan(&unit);
+                self.units.remove(&unit);
+            }
+            Notice::Missed => {
+                self.is_loaded = false;
+                self.ask(Ask::Load);
+            }
+        }
+    }
+}
+
+/// Units.
+impl Machine {
+    /// Takes a record, unless a newer one is known.
+    fn learn(&mut self, unit: &Name, record: Record, revision: u64) {
+        match self.units.get_mut(unit) {
+            Some(known) if known.revision >= revision => return,
+            Some(known) => (known.record, known.revision) = (record, revision),
+            None => {
+                let new = Unit::new(record, revision);
+                self.units.insert(Name::clone(unit), new);
+            }
+        }
+        self.review(unit);
+    }
+
+    /// Takes the state of a record after a request to change it.
+    fn settled(&mut self, unit: &Name, current: Current, was_refused: bool) {
+        let Some((record, revision)) = current else {
+            self.take_notice(Notice::UnitGone {
+                unit: Name::clone(unit),
+            });
+            return;
+        };
+        let Some(known) = self.units.get_mut(unit) else {
+            return;
+        };
+        if known.revision < revision {
+            (known.record, known.revision) = (record, revision);
+        } else if known.phase == Phase::Claiming {
+            // Not the record was the reason, but a machine that lives or a lease that ended.
+            known.failed(self.now, unit, &self.config);
+        } else if was_refused {
+            self.lose_lease();
+            return;
+        }
+        let lease = self.lease.held();
+        let is_own = lease.is_some_and(|lease| known.is_held_by(&self.config.name, lease));
+        if known.phase == Phase::Claiming && !is_own {
+            self.enter(unit, Phase::Idle);
+        }
+        self.review(unit);
+    }
+
+    fn read(&mut self, unit: &Name) {
+        let id = self.ask(Ask::Read {
+            unit: Name::clone(unit),
+        });
+        if let Some(known) = self.units.get_mut(unit) {
+            known.ask = Some(id);
+        }
+    }
+
+    /// Asks for another record of a unit.
+    fn change(&mut self, unit: &Name, record: Record, gone: Option<(Name, u64)>) {
+        let (Some(lease), Some(known)) = (self.lease.held(), self.units.get(unit)) else {
+            return;
+        };
+        let revision = known.revision;
+        let id = self.ask(Ask::Change {
+            unit: Name::clone(unit),
+            revision,
+            lease,
+            gone,
+            record,
+        });
+        if let Some(known) = self.units.get_mut(unit) {
+            known.ask = Some(id);
+        }
+    }
+
+    fn enter(&mut self, unit: &Name, phase: Phase) {
+        let Some(known) = self.units.get_mut(unit) else {
+            return;
+        };
+        let is_taking = |phase| (Phase::Claiming..=Phase::Opening).contains(&phase);
+        self.taking += usize::from(is_taking(phase));
+        self.taking -= usize::from(is_taking(known.phase));
+        known.phase = phase;
+        if phase == Phase::Idle {
+            known.published = false;
+            known.release = None;
+        }
+    }
+
+    fn unplan(&mut self, unit: &Name) {
+        if let Some(known) = self.units.get_mut(unit)
+            && let Some(at) = known.next.take()
+        {
+            self.planned.remove(&(at, Name::clone(unit)));
+        }
+    }
+
+    fn review_all(&mut self) {
+        let names: Vec<Name> = self.units.keys().cloned().collect();
+        for name in names {
+            self.review(&name);
+        }
+    }
+
+    /// Looks at the units that a machine owns or is to get. For others the attempt is planned already.
+    fn review_units_of(&mut self, machine: &Name) {
+        let concerns = |unit: &Unit| {
+            let is_owner = unit.claim().is_some_and(|claim| claim.machine == *machine);
+            is_owner || unit.record.wish.as_ref() == Some(machine)
+        };
+        let units = self.units.iter().filter(|(_, unit)| concerns(unit));
+        let units: Vec<Name> = units.map(|(name, _)| Name::clone(name)).collect();
+        for name in units {
+            self.review(&name);
+        }
+    }
+
+    /// Does what the record, the phase and the lease of this machine ask for.
+    fn review(&mut self, unit: &Name) {
+        let Some(lease) = self.lease.held().filter(|_| self.is_loaded) else {
+            return;
+        };
+        let Some(known) = self.units.get(unit) else {
+            return;
+        };
+        let is_own = known.is_held_by(&self.config.name, lease);
+        match known.phase {
+            Phase::Idle if is_own => self.begin(unit),
+            Phase::Idle => self.plan(unit),
+            Phase::Claiming if is_own && known.ask.is_none() => self.begin(unit),
+            // The answer is on its way.
+            Phase::Claiming => {}
+            _ if !is_own => {
+                let was_released = known.phase == Phase::Releasing;
+                if was_released {
+                    self.enter(unit, Phase::Idle);
+                } else {
+                    self.kill(unit);
+                }
+                self.plan(unit);
+            }
+            Phase::Serving => {
+                if known.record.holder.as_ref().is_some_and(|h| h.serving) {
+                    self.published(unit);
+                } else if known.ask.is_none() {
+                    let record = known.record.served();
+                    self.change(unit, record, None);
+                }
+                self.leave_if_asked(unit);
+            }
+            Phase::Releasing if known.ask.is_none() => {
+                let release = known.release.unwrap_or(Release::UNCLEAN);
+                let record = release.apply(&known.record);
+                self.change(unit, record, None);
+            }
+            _ => {}
+        }
+    }
+
+    fn published(&mut self, unit: &Name) {
+        if let Some(known) = self.units.get_mut(unit) {
+            known.published = true;
+            known.succeeded();
+        }
+    }
+
+    /// Stops a unit that another machine is to have.
+    fn leave_if_asked(&mut self, unit: &Name) {
+        let Some(known) = self.units.get(unit).filter(|known| known.published) else {
+            return;
+        };
+        let moves = known.record.wish.as_ref().is_some_and(|to| {
+            let listed = &known.record.machines;
+            let may = listed.is_empty() || listed.contains(to);
+            *to != self.config.name && may && self.alive.contains_key(to)
+        });
+        if moves || self.is_draining {
+            let epoch = known.epoch;
+            self.enter(unit, Phase::Stopping);
+            let unit = Name::clone(unit);
+            self.actions.push_back(Action::Stop { unit, epoch });
+        }
+    }
+
+    /// Plans an attempt to take a unit over, if its owner does not live.
+    fn plan(&mut self, unit: &Name) {
+        self.unplan(unit);
+        let is_draining = self.is_draining;
+        let Some(known) = self.units.get_mut(unit) else {
+            return;
+        };
+        let lives = |claim: &Claim| self.alive.get(&claim.machine) == Some(&claim.lease);
+        if known.ask.is_some() || is_draining || known.claim().is_some_and(lives) {
+            return;
+        }
+        let Some(rank) = known.rank(unit, &self.config.name, &self.alive) else {
+            return;
+        };
+        known.plan(self.now, rank, &self.config);
+        self.planned
+            .extend(known.next.map(|at| (at, Name::clone(unit))));
+    }
+
+    /// Claims a unit.
+    fn attempt(&mut self, unit: &Name) {
+        let is_ready = self.is_loaded && self.lease.held().is_some() && !self.is_draining;
+        let Some(known) = self.units.get_mut(unit) else {
+            return;
+        };
+        known.next = None;
+        let lives = |claim: &Claim| self.alive.get(&claim.machine) == Some(&claim.lease);
+        let is_free = known.phase == Phase::Idle && known.ask.is_none();
+        if !is_ready || !is_free || known.claim().is_some_and(lives) {
+            return;
+        }
+        if self.taking >= self.config.at_once {
+            let at = self.now + self.config.stagger / 4;
+            known.next = Some(at);
+            self.planned.insert((at, Name::clone(unit)));
+            return;
+        }
+        let gone = known.claim();
+        let gone = gone.map(|claim| (Name::clone(&claim.machine), claim.lease));
+        let lease = self.lease.held().unwrap_or_default();
+        let Some(record) = known.record.claimed(&self.config.name, lease) else {
+            return;
+        };
+        self.enter(unit, Phase::Claiming);
+        self.change(unit, record, gone);
+    }
+
+    /// Fences the earlier claims on a unit that this machine owns now.
+    fn begin(&mut self, unit: &Name) {
+        self.unplan(unit);
+        let Some(known) = self.units.get_mut(unit) else {
+            return;
+        };
+        let (epoch, claims) = (known.record.epoch, known.record.to_fence());
+        known.epoch = epoch;
+        if claims.is_empty() {
+            self.bump(unit, epoch);
+        } else {
+            self.enter(unit, Phase::Fencing);
+            let unit = Name::clone(unit);
+            self.actions.push_back(Action::Fence {
+                unit,
+                epoch,
+                claims,
+            });
+        }
+    }
+
+    fn bump(&mut self, unit: &Name, epoch: u64) {
+        self.enter(unit, Phase::Bumping);
+        let unit = Name::clone(unit);
+        self.actions.push_back(Action::Bump { unit, epoch });
+    }
+
+    /// Gives a unit up after an attempt that failed.
+    fn give_up(&mut self, unit: &Name, release: Release) {
+        if let Some(known) = self.units.get_mut(unit) {
+            known.failed(self.now, unit, &self.config);
+        }
+        self.release(unit, release);
+    }
+
+    fn release(&mut self, unit: &Name, release: Release) {
+        self.enter(unit, Phase::Releasing);
+        if let Some(known) = self.units.get_mut(unit) {
+            known.release = Some(release);
+        }
+        self.review(unit);
+    }
+
+    fn kill(&mut self, unit: &Name) {
+        let Some(known) = self.units.get(unit) else {
+            return;
+        };
+        let epoch = known.epoch;
+        let is_active = known.phase > Phase::Claiming && known.phase != Phase::Releasing;
+        self.enter(unit, Phase::Idle);
+        if is_active {
+            let unit = Name::clone(unit);
+            self.actions.push_back(Action::Kill { unit, epoch });
+        }
+    }
+}
+
+/// Times with names, the earliest first.
+trait Due {
+    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)>;
+}
+
+impl Due for BTreeSet<(At, Name)> {
+    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)> {
+        let is_due = self.first().is_some_and(|(at, _)| *at <= now);
+        if is_due { self.pop_first() } else { None }
+    }
+}

@@ -1,0 +1,148 @@
+//! What a machine knows of one unit.
+
+use crate::events::{AskId, Phase};
+use crate::record::{Claim, Name, Record};
+use crate::{At, Config};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+/// Longest pause after failed attempts, as a multiple of the first.
+const BACKOFF_MAX: u32 = 64;
+
+/// State of a unit.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub record: Record,
+    /// Revision of the record in the store.
+    pub revision: u64,
+    pub phase: Phase,
+    /// Epoch of the last claim of this machine.
+    pub epoch: u64,
+    /// The request about the record that has no answer yet.
+    pub ask: Option<AskId>,
+    /// Whether the record says that this machine serves the unit.
+    pub published: bool,
+    /// What the record becomes if the release has to be repeated.
+    pub release: Option<Release>,
+    /// When the next attempt begins.
+    pub next: Option<At>,
+    /// No attempt begins before.
+    not_before: At,
+    failures: u32,
+}
+
+/// How a machine gives up a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Release {
+    /// Whether the storage may still get requests of the claim.
+    pub must_fence: bool,
+    /// A newer epoch that the storage has.
+    pub stored: Option<u64>,
+}
+
+impl Release {
+    pub const CLEAN: Release = Release {
+        must_fence: false,
+        stored: None,
+    };
+    pub const UNCLEAN: Release = Release {
+        must_fence: true,
+        stored: None,
+    };
+
+    pub fn apply(self, record: &Record) -> Record {
+        if self.must_fence {
+            record.abandoned(self.stored)
+        } else {
+            record.released(self.stored)
+        }
+    }
+}
+
+impl Unit {
+    pub fn new(record: Record, revision: u64) -> Unit {
+        Unit {
+            record,
+            revision,
+            phase: Phase::Idle,
+            epoch: 0,
+            ask: None,
+            published: false,
+            release: None,
+            next: None,
+            not_before: At::default(),
+            failures: 0,
+        }
+    }
+
+    /// Returns the owner's claim.
+    pub fn claim(&self) -> Option<&Claim> {
+        self.record.holder.as_ref().map(|holder| &holder.claim)
+    }
+
+    /// Reports whether the owner is the machine with this lease.
+    pub fn is_held_by(&self, machine: &Name, lease: u64) -> bool {
+        self.claim()
+            .is_some_and(|claim| claim.machine == *machine && claim.lease == lease)
+    }
+
+    /// Returns the position of a machine among the candidates that live; none if it is no candidate.
+    pub fn rank(&self, unit: &Name, machine: &Name, alive: &BTreeMap<Name, u64>) -> Option<u32> {
+        let wish = |name: &Name| self.record.wish.as_ref() == Some(name);
+        if !self.record.machines.is_empty() && !self.record.machines.contains(machine) {
+            return None;
+        }
+        if wish(machine) {
+            return Some(0);
+        }
+        let before = if self.record.machines.is_empty() {
+            let weight = |name: &Name| (hash(&(unit, name)), Name::clone(name));
+            let own = weight(machine);
+            let before = |name: &&Name| wish(name) || weight(name) < own;
+            alive.keys().filter(before).count()
+        } else {
+            let listed = self.record.machines.iter();
+            let place = listed.clone().position(|name| name == machine)?;
+            let before = |&(at, name): &(usize, &Name)| {
+                alive.contains_key(name) && (wish(name) || at < place)
+            };
+            listed.enumerate().filter(before).count()
+        };
+        Some(u32::try_from(before).unwrap_or(u32::MAX))
+    }
+
+    /// Plans an attempt for a candidate of this rank.
+    pub fn plan(&mut self, now: At, rank: u32, config: &Config) {
+        let at = now + config.stagger.saturating_mul(rank);
+        self.next = Some(at.max(self.not_before));
+    }
+
+    /// Plans no attempt for some time, which is longer after each failure.
+    pub fn failed(&mut self, now: At, unit: &Name, config: &Config) {
+        self.failures = self.failures.saturating_add(1);
+        let times = 1_u32
+            .checked_shl(self.failures.min(16))
+            .map_or(BACKOFF_MAX, |times| times.min(BACKOFF_MAX));
+        let pause = config.stagger.saturating_mul(times);
+        // Up to a half more, so that machines do not fail together again.
+        let share = hash(&(unit, &config.name, self.failures)) % 512;
+        let more = pause.as_micros() * u128::from(share) / 1024;
+        let more = Duration::from_micros(u64::try_from(more).unwrap_or(u64::MAX));
+        self.not_before = now + pause + more;
+        self.next = None;
+    }
+
+    /// Forgets failed attempts.
+    pub fn succeeded(&mut self) {
+        (self.failures, self.not_before) = (0, At::default());
+    }
+}
+
+/// Hashes a value the same way on all machines.
+fn hash(value: &impl Hash) -> u64 {
+    // The default hasher has fixed keys if it is made this way.
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

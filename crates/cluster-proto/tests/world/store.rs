@@ -1,0 +1,250 @@
+//! The store of records: keys with revisions, leases, transactions, watches.
+
+use cluster_proto::{Answer, Ask, Name, Notice, Record};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Requests that the store has executed, and notices that it has sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    pub renewals: u64,
+    pub others: u64,
+    pub notices: u64,
+}
+
+/// Times of a lease, in nanoseconds.
+#[derive(Debug)]
+struct Lease {
+    end: u64,
+    ttl: u64,
+}
+
+/// The store. It is linearizable; what is late or lost is lost on the way to it.
+#[derive(Debug)]
+pub struct Store {
+    records: BTreeMap<Name, (Record, u64)>,
+    machines: BTreeMap<Name, (usize, u64)>,
+    leases: BTreeMap<u64, Lease>,
+    revision: u64,
+    last_lease: u64,
+    stalled: u64,
+    watching: BTreeSet<usize>,
+    delivered: BTreeMap<usize, u64>,
+    /// Hosts that are candidates of a unit; all if it is absent.
+    candidates: BTreeMap<Name, BTreeSet<usize>>,
+    is_blind: bool,
+    renewals: u64,
+    others: u64,
+    notified: u64,
+}
+
+fn host(name: &Name) -> usize {
+    name[1..].parse().expect("a number")
+}
+
+impl Store {
+    pub fn new(is_blind: bool) -> Store {
+        Store {
+            records: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            revision: 1,
+            last_lease: 0,
+            stalled: 0,
+            watching: BTreeSet::new(),
+            delivered: BTreeMap::new(),
+            candidates: BTreeMap::new(),
+            is_blind,
+            renewals: 0,
+            others: 0,
+            notified: 0,
+        }
+    }
+
+    pub fn add(&mut self, unit: Name, machines: Vec<Name>) {
+        if !machines.is_empty() {
+            let hosts = machines.iter().map(host).collect();
+            self.candidates.insert(unit.clone(), hosts);
+        }
+        self.revision += 1;
+        self.records
+            .insert(unit, (Record::new(machines), self.revision));
+    }
+
+    pub fn record(&self, unit: &Name) -> Option<&Record> {
+        self.records.get(unit).map(|(record, _)| record)
+    }
+
+    pub fn load(&self) -> Load {
+        Load {
+            renewals: self.renewals,
+            others: self.others,
+            notices: self.notified,
+        }
+    }
+
+    /// Lets nothing be executed for a time. After it, all leases live as long as at first.
+    pub fn stall(&mut self, now: u64, time: u64) {
+        self.stalled = self.stalled.max(now + time);
+        for lease in self.leases.values_mut() {
+            lease.end = lease.end.max(self.stalled + lease.ttl);
+        }
+    }
+
+    pub fn stalls(&self, now: u64) -> Option<u64> {
+        (self.stalled > now).then_some(self.stalled)
+    }
+
+    pub fn watch(&mut self, host: usize) {
+        self.watching.insert(host);
+    }
+
+    pub fn forget(&mut self, host: usize) {
+        self.watching.remove(&host);
+    }
+
+    pub fn reconnects(&mut self, host: usize) -> Notice {
+        self.watching.remove(&host);
+        Notice::Missed
+    }
+
+    /// Returns the hosts that are told.
+    pub fn watchers(&mut self, notice: &Notice) -> Vec<usize> {
+        let candidates = match notice {
+            Notice::Unit { unit, .. } => self.candidates.get(unit),
+            _ => None,
+        };
+        let concerns = |host: &&usize| candidates.is_none_or(|hosts| hosts.contains(host));
+        let told: Vec<usize> = self.watching.iter().filter(concerns).copied().collect();
+        self.notified += told.len() as u64;
+        told
+    }
+
+    /// Returns the delay of a notice, which overtakes no other to that host.
+    pub fn in_order(&mut self, now: u64, host: usize, delay: u64) -> u64 {
+        let last = self.delivered.entry(host).or_default();
+        *last = (*last + 1).max(now + delay);
+        *last - now
+    }
+
+    pub fn wish(&mut self, unit: &Name, to: Name) -> Vec<Notice> {
+        let Some((record, _)) = self.records.get(unit) else {
+            return Vec::new();
+        };
+        let mut record = record.clone();
+        record.wish = Some(to);
+        vec![self.put(unit, record)]
+    }
+
+    fn put(&mut self, unit: &Name, record: Record) -> Notice {
+        self.revision += 1;
+        // As the bytes of the store.
+        let record = Record::decode(&record.encode()).expect("a record");
+        self.records
+            .insert(unit.clone(), (record.clone(), self.revision));
+        Notice::Unit {
+            unit: unit.clone(),
+            record,
+            revision: self.revision,
+        }
+    }
+
+    pub fn expire(&mut self, now: u64) -> Vec<Notice> {
+        if self.leases.values().all(|lease| lease.end > now) {
+            return Vec::new();
+        }
+        self.leases.retain(|_, lease| lease.end > now);
+        let leases = &self.leases;
+        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.machines)
+            .into_iter()
+            .partition(|(_, (_, lease))| leases.contains_key(lease));
+        self.machines = kept;
+        self.revision += gone.len() as u64;
+        let gone = gone.into_keys();
+        gone.map(|name| Notice::MachineGone { name }).collect()
+    }
+
+    pub fn execute(
+        &mut self,
+        now: u64,
+        from: usize,
+        machine: &Name,
+        ask: Ask,
+    ) -> (Answer, Vec<Notice>) {
+        match ask {
+            Ask::Renew { .. } => self.renewals += 1,
+            _ => self.others += 1,
+        }
+        let nanos = |ttl: Duration| u64::try_from(ttl.as_nanos()).expect("a time");
+        match ask {
+            Ask::Grant { ttl } => {
+                self.last_lease += 1;
+                let (lease, ttl_nanos) = (self.last_lease, nanos(ttl));
+                let end = now + ttl_nanos;
+                let ttl_nanos = Lease {
+                    end,
+                    ttl: ttl_nanos,
+                };
+                self.leases.insert(lease, ttl_nanos);
+                (Answer::Granted { lease, ttl }, Vec::new())
+            }
+            Ask::Announce { lease } => {
+                let is_other = self.machines.get(machine).is_some_and(|(h, _)| *h != from);
+                if is_other || !self.leases.contains_key(&lease) {
+                    return (Answer::Denied, Vec::new());
+                }
+                self.revision += 1;
+                self.machines.insert(machine.clone(), (from, lease));
+                let name = machine.clone();
+                (Answer::Done, vec![Notice::Machine { name, lease }])
+            }
+            Ask::Renew { lease } => match self.leases.get_mut(&lease) {
+                Some(known) => {
+                    known.end = now + known.ttl;
+                    (Answer::Done, Vec::new())
+                }
+                None => (Answer::Denied, Vec::new()),
+            },
+            Ask::Load => {
+                let machines = self.machines.iter().map(|(name, (_, lease))| {
+                    let (name, lease) = (name.clone(), *lease);
+                    Notice::Machine { name, lease }
+                });
+                let may = |unit: &Name| {
+                    let all = self.candidates.get(unit);
+                    all.is_none_or(|hosts| hosts.contains(&from))
+                };
+                let units = self.records.iter().filter(|(unit, _)| may(unit));
+                let units = units.map(|(unit, (record, revision))| Notice::Unit {
+                    unit: unit.clone(),
+                    record: record.clone(),
+                    revision: *revision,
+                });
+                (Answer::Loaded(machines.chain(units).collect()), Vec::new())
+            }
+            Ask::Read { unit } => {
+                let current = self.records.get(&unit).cloned();
+                (Answer::Is(current), Vec::new())
+            }
+            Ask::Change {
+                unit,
+                revision,
+                lease,
+                gone,
+                record,
+            } => {
+                let current = self.records.get(&unit).cloned();
+                let known = current.as_ref().map(|(_, revision)| *revision);
+                let lives = |name: &Name| self.machines.get(name).map(|(_, lease)| *lease);
+                let is_same = known == Some(revision) || self.is_blind;
+                let is_gone = gone.is_none_or(|(name, lease)| lives(&name) != Some(lease));
+                if !is_same || !is_gone || lives(machine) != Some(lease) {
+                    return (Answer::Refused(current), Vec::new());
+                }
+                let notice = self.put(&unit, record);
+                let revision = self.revision;
+                (Answer::Changed { revision }, vec![notice])
+            }
+        }
+    }
+}
