@@ -190,9 +190,14 @@ impl FsShared {
         // same.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
-        let state = self.read();
         let superblock = self.superblock.lock().clone();
         let mut report = Report::default();
+        if !self.options.read_only {
+            // The records of directories that were changed last are newer in memory.
+            let written = self.write().write_inodes();
+            report.note(FindingKind::Pages, "inodes in memory", written)?;
+        }
+        let state = self.read();
         for text in self.superblock.damaged_copies() {
             report.problem(FindingKind::Pages, text);
         }
