@@ -72,14 +72,6 @@ static ssize_t receive(int fd, char *in)
     }
 }
 
-static void answer(int fd, const struct worker *w)
-{
-    size_t len = serve(w->in, w->out);
-    // The kernel may have abandoned the request, or the mount may have ended.
-    if (len && write(fd, w->out, len) < 0 && errno != ENOENT && errno != ENODEV && errno != EPERM)
-        die("the kernel did not accept a reply: %s", strerror(errno));
-}
-
 static bool is_awaited(const char *in)
 {
     const struct fuse_in_header *h = (const void *)in;
@@ -96,6 +88,16 @@ static bool is_awaited(const char *in)
     default:
         return true;
     }
+}
+
+static void answer(int fd, const struct worker *w, bool leads)
+{
+    size_t len = serve(w->in, w->out);
+    if (leads)
+        leaders_answer(is_awaited(w->in));
+    // The kernel may have abandoned the request, or the mount may have ended.
+    if (len && write(fd, w->out, len) < 0 && errno != ENOENT && errno != ENODEV && errno != EPERM)
+        die("the kernel did not accept a reply: %s", strerror(errno));
 }
 
 // Waits for a request as a leader does, and notes how. Returns the descriptor it was read from.
@@ -140,8 +142,8 @@ static bool lead(struct worker *w)
         served.awaited = awaited && header->opcode != FUSE_RELEASE;
         served.client = header->pid;
         served.with_others = leaders_begin(awaited);
-        answer(fd, w);
-        leaders_finish(awaited);
+        answer(fd, w, true);
+        leaders_finish();
         enum advice advice = demand_note(&w->demand, served, leaders_seats());
         if (advice == ONE_MORE)
             leaders_add_seat();
@@ -178,7 +180,7 @@ static void *serve_blocking(void *arg)
     struct worker *w = arg;
     exempt_from_throttling();
     while (receive(w->slept_on, w->in) != ENDED)
-        answer(w->slept_on, w);
+        answer(w->slept_on, w, false);
     end_of_thread();
     return NULL;
 }

@@ -179,10 +179,14 @@ bool leaders_begin(bool awaited)
     return awaited && busy++ > 0;
 }
 
-void leaders_finish(bool awaited)
+void leaders_answer(bool awaited)
 {
     if (awaited)
         busy--;
+}
+
+void leaders_finish(void)
+{
     idle++;
 }
 

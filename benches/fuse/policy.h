@@ -49,6 +49,8 @@ bool leaders_leave_seat(void);
 unsigned leaders_seats(void);
 // Begins to serve a request. Returns whether another leader serves one, if clients wait for both.
 bool leaders_begin(bool awaited);
-void leaders_finish(bool awaited);
+// Notes that the reply is sent next.
+void leaders_answer(bool awaited);
+void leaders_finish(void);
 void leaders_end(void);
 #endif

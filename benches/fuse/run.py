@@ -34,7 +34,7 @@ import sides
 from tracing import Counter
 
 HERE = Path(__file__).resolve().parent
-EVFS = HERE.parent.parent / "target/release/evfs"
+EVFS = HERE.parent.parent / "target/dist/evfs"  # what users install
 SIDES = ("null", "evfs", "ext4")
 ENCRYPTED = ("evfs-encrypted", "gocryptfs", "securefs", "cryfs")
 POLICIES = {"real-time": (os.SCHED_RR, 5), "ordinary": (os.SCHED_OTHER, 0)}
@@ -51,7 +51,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--binary", default=EVFS, type=Path, help="EVFS, the side `evfs` [target/release/evfs]")
+    add("--binary", default=EVFS, type=Path, help="EVFS, the side `evfs` [target/dist/evfs]")
     add("--binary2", type=Path, help="another EVFS, for the side `evfs2`")
     known = " ".join((*SIDES, "null-blocking-N", *ENCRYPTED))
     add("--sides", nargs="+", default=SIDES, metavar="SIDE", help=f"{known} [{' '.join(SIDES)}]")
@@ -78,7 +78,7 @@ def compile_programs(into):
     sources = ["null.c", "names.c", "content.c", "serve.c", "tree.c", "policy.c"]
     for program, files in (("null", sources), ("work", ["work.c"])):
         files = [HERE / file for file in files]
-        argv = ["cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", into / program, *files]
+        argv = ["cc", "-O2", "-flto", "-Wall", "-Wextra", "-pthread", "-o", into / program, *files]
         subprocess.run(argv, check=True)
 
 
@@ -251,7 +251,7 @@ def main():
             sys.exit(f"run.py: {program} is not installed; apt-get install {package}")
     for binary in filter(None, (args.binary, args.binary2)):
         if not binary.is_file():
-            sys.exit(f"run.py: no program {binary}; `cargo build --release -p evfs`, or --binary")
+            sys.exit(f"run.py: no program {binary}; `cargo build --profile dist -p evfs`, or --binary")
     for name in list(args.sides):
         why = sides.missing(name)
         if why:

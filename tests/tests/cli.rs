@@ -36,7 +36,7 @@ fn the_command_in_the_readme_installs_one_program_with_all_commands() {
     let root = tests::root();
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     let (_, command) = readme
-        .split_once("`cargo install --locked --path ")
+        .split_once("`cargo install --profile dist --locked --path ")
         .unwrap();
     let (package, _) = command.split_once('`').unwrap();
     let manifest = root.join(package).join("Cargo.toml");

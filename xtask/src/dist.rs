@@ -93,7 +93,7 @@ struct Release {
 pub fn run(root: &Path, args: &[String]) -> Outcome {
     let options = Options::parse(args)?;
     let date = date(root)?;
-    let out = absolute(&options.out.unwrap_or_else(|| root.join("target/dist")))?;
+    let out = absolute(&options.out.unwrap_or_else(|| root.join("target/packages")))?;
     let binary = match &options.binary {
         Some(binary) => absolute(binary)?,
         None => build::program(root, &build::cargo_home()?, date)?,

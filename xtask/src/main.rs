@@ -7,7 +7,7 @@
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
 //!                                download the kernels and the system of the guests
 //!   cargo xtask test [ARG...]    the tests alone, as root; ARG is passed to `cargo nextest run`
-//!   cargo xtask dist             packages of the program in target/dist
+//!   cargo xtask dist             packages of the program in target/packages
 //!   cargo xtask dist --verify    the same, built twice and compared
 //!   cargo xtask schemas          write the schemas of JSON documents to docs/schemas
 //!   cargo xtask fuzz [--seconds N] [--seed N] [TARGET...]

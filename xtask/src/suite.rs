@@ -14,11 +14,12 @@ use std::process::Command;
 pub const PLAIN: &str = "plain";
 
 /// Examples that tests start. The others are only linted.
-const EXAMPLES: [&str; 6] = [
+const EXAMPLES: [&str; 7] = [
     "call_vlserver",
     "die_registered",
     "large_calls",
     "long_study",
+    "rbd_writer",
     "test_server",
     "touch_page",
 ];

@@ -5,6 +5,7 @@
 //! kernel.
 
 use crate::arena::{Arena, BUF_ALIGN};
+use crate::sums::{Sum, Summer};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
@@ -159,8 +160,8 @@ pub struct Bufs {
 enum Sums {
     #[default]
     Unasked,
-    Asked,
-    Known(Vec<u32>),
+    Asked(Arc<dyn Summer>),
+    Known(Arc<dyn Summer>, Vec<Sum>),
 }
 
 #[derive(Debug)]
@@ -220,31 +221,37 @@ impl Bufs {
     /// Asks the layer that touches all bytes of the request, such as a cipher, to compute the
     /// checksum of each block of [`crate::SUM_BLOCK_BYTES`] while the block is in the CPU's cache. A layer
     /// that does not know how ignores it.
-    pub fn ask_sums(&mut self) {
-        self.sums = Sums::Asked;
+    pub fn ask_sums(&mut self, summer: &Arc<dyn Summer>) {
+        self.sums = Sums::Asked(Arc::clone(summer));
     }
 
-    /// Reports whether the checksums were asked for.
-    pub fn are_sums_asked(&self) -> bool {
-        !matches!(self.sums, Sums::Unasked)
+    /// Returns the function of the checksums that were asked for.
+    pub fn summer(&self) -> Option<&Arc<dyn Summer>> {
+        match &self.sums {
+            Sums::Unasked => None,
+            Sums::Asked(summer) | Sums::Known(summer, _) => Some(summer),
+        }
     }
 
     /// Reports whether the checksums were asked for and no layer has computed them.
     pub fn is_asking(&self) -> bool {
-        matches!(self.sums, Sums::Asked)
+        matches!(self.sums, Sums::Asked(_))
     }
 
     /// Sets the checksums that were asked for, in the order of the blocks: of what the caller wrote,
-    /// or of what it reads, as [`crate::sum_block`] computes them. Replaces those of an earlier attempt.
-    pub fn set_sums(&mut self, sums: Vec<u32>) {
-        self.sums = Sums::Known(sums);
+    /// or of what it reads. Replaces those of an earlier attempt.
+    pub fn set_sums(&mut self, sums: Vec<Sum>) {
+        self.sums = match std::mem::take(&mut self.sums) {
+            Sums::Unasked => Sums::Unasked,
+            Sums::Asked(summer) | Sums::Known(summer, _) => Sums::Known(summer, sums),
+        };
     }
 
     /// Takes the checksums, if a layer computed them.
-    pub fn take_sums(&mut self) -> Option<Vec<u32>> {
+    pub fn take_sums(&mut self) -> Option<Vec<Sum>> {
         match std::mem::take(&mut self.sums) {
-            Sums::Known(sums) => Some(sums),
-            Sums::Unasked | Sums::Asked => None,
+            Sums::Known(_, sums) => Some(sums),
+            Sums::Unasked | Sums::Asked(_) => None,
         }
     }
 }

@@ -64,5 +64,5 @@ pub use scratch::Scratch;
 pub use size::{parse_size, short_size, size_text};
 pub use stats::{KindHistogram, KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
-pub use sums::{SUM_BLOCK_BYTES, sum_block};
+pub use sums::{SUM_BLOCK_BYTES, SUMS_AT_ONCE, Sum, SumBlock, SumGroup, Summer, sum_block};
 pub use wait::{WaitPair, Waker};

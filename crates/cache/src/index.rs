@@ -12,12 +12,15 @@ use std::sync::atomic::{
     AtomicPtr, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 /// Slots in the smallest table.
 const PLACES_MIN: usize = 8;
 /// Slots that a search probes.
 const PROBES: usize = 8;
+
+/// The table of all vnodes that never had a leaf. It stays empty.
+static EMPTY: LazyLock<Table> = LazyLock::new(|| Table::new(PLACES_MIN));
 
 /// The leaves of one vnode.
 pub struct Index {
@@ -36,8 +39,9 @@ struct Table {
 
 struct LeafMap {
     leaves: BTreeMap<LeafNo, LeafAt>,
-    /// All tables ever used, the last one being current: a reader may still be in an old one. Each
-    /// is at least twice as long as the one before, so the old ones take less than the current.
+    /// All tables ever used except [`EMPTY`], the last one being current: a reader may still be in an
+    /// old one. Each is at least twice as long as the one before, so the old ones take less than the
+    /// current.
     #[expect(clippy::vec_box, reason = "readers have the address of the table")]
     tables: Vec<Box<Table>>,
 }
@@ -69,14 +73,13 @@ impl Table {
 impl Index {
     /// Creates the index of a vnode without pages.
     pub fn new(vnode: u64, slab: Arc<Slab>) -> Index {
-        let first = Box::new(Table::new(PLACES_MIN));
         Index {
             vnode,
             slab,
-            table: AtomicPtr::new(std::ptr::from_ref(&*first).cast_mut()),
+            table: AtomicPtr::new(std::ptr::from_ref::<Table>(&EMPTY).cast_mut()),
             map: Mutex::new(LeafMap {
                 leaves: BTreeMap::new(),
-                tables: vec![first],
+                tables: Vec::new(),
             }),
         }
     }
@@ -89,14 +92,14 @@ impl Index {
     /// Finds the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
     pub fn guess(&self, number: LeafNo) -> Option<LeafAt> {
-        // SAFETY: tables live in `map.tables` until the index is dropped.
+        // SAFETY: tables live in `map.tables` until the index is dropped, and `EMPTY` lives on.
         let table = unsafe { &*self.table.load(Acquire) };
         LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
     }
 
     /// Looks up the leaf of this number, if the table has it. Takes no lock.
     pub fn find(&self, number: LeafNo) -> Option<LeafAt> {
-        // SAFETY: tables live in `map.tables` until the index is dropped.
+        // SAFETY: tables live in `map.tables` until the index is dropped, and `EMPTY` lives on.
         let table = unsafe { &*self.table.load(Acquire) };
         for place in table.probe(number) {
             if let Some(at) = LeafAt::of_raw(place.load(Acquire))
@@ -153,8 +156,9 @@ impl Index {
             return;
         }
         truth.leaves.remove(&number);
-        let table = truth.tables.last().expect("there is always one");
-        if let Some(place) = table.probe(number).find(|p| p.load(Relaxed) == at.raw()) {
+        if let Some(table) = truth.tables.last()
+            && let Some(place) = table.probe(number).find(|p| p.load(Relaxed) == at.raw())
+        {
             place.store(0, Release);
         }
         drop(truth);
@@ -193,20 +197,23 @@ impl Index {
 
     /// Enters a leaf into the table, which grows when it is half full or the slots are taken.
     fn enter(&self, truth: &mut LeafMap, number: LeafNo, at: LeafAt) {
-        let table = truth.tables.last().expect("there is always one");
-        if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
-            return;
-        }
-        if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
-            return;
+        let mut least = PLACES_MIN;
+        if let Some(table) = truth.tables.last() {
+            if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
+                return;
+            }
+            if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
+                return;
+            }
+            least = 2 * table.places.len();
         }
         // More slots than twice the leaves make a crowded spot unlikely, and a leaf without a slot
         // is found through the map.
         let wanted = (truth.leaves.len() * 2).next_power_of_two();
-        if wanted <= table.places.len() {
+        if !truth.tables.is_empty() && wanted < least {
             return;
         }
-        let table = Box::new(Table::new(wanted.max(2 * table.places.len())));
+        let table = Box::new(Table::new(wanted.max(least)));
         for (number, at) in &truth.leaves {
             place(&table, *number, *at);
         }

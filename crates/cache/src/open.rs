@@ -24,7 +24,8 @@ pub struct OpenFile {
     pub(crate) state: Arc<OpenState>,
     /// Leaf of the last access.
     last: Last,
-    streams: Streams,
+    /// `None` before the first miss: most files are small, and opened often.
+    streams: Option<Box<Streams>>,
     /// First byte of the last access, and the byte after its end.
     before: (u64, u64),
 }
@@ -78,15 +79,10 @@ pub(crate) enum Lookup {
 
 impl OpenFile {
     pub(crate) fn new(vnode: Arc<Vnode>) -> OpenFile {
-        let limits = Limits {
-            page: PAGE_BYTES as u64,
-            most: most_ahead(&vnode),
-            ..Limits::default()
-        };
         OpenFile {
             state: OpenState::new(vnode),
             last: Last::default(),
-            streams: Streams::new(limits),
+            streams: None,
             before: (0, 0),
         }
     }
@@ -133,7 +129,12 @@ impl OpenFile {
     #[inline]
     fn note_access(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         self.before = (offset, offset.saturating_add(len));
-        if hit && self.streams.is_idle() {
+        if hit
+            && self
+                .streams
+                .as_ref()
+                .is_none_or(|streams| streams.is_idle())
+        {
             return false;
         }
         self.note_in_streams(offset, len, hit)
@@ -143,11 +144,8 @@ impl OpenFile {
     #[inline(never)]
     fn note_in_streams(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         let vnode = &*self.state.vnode;
-        if !hit {
-            self.streams.set_most(most_ahead(vnode));
-            if vnode.has_large_pages() {
-                self.bring_clusters(offset, len);
-            }
+        if !hit && vnode.has_large_pages() {
+            self.bring_clusters(offset, len);
         }
         let access = Access {
             offset,
@@ -156,7 +154,16 @@ impl OpenFile {
             // Queued read-ahead counts as being loaded.
             hit: hit || self.state.asked.load(Relaxed) > 0,
         };
-        let advice = self.streams.accessed(access);
+        let streams = self.streams.get_or_insert_with(|| {
+            Box::new(Streams::new(Limits {
+                page: PAGE_BYTES as u64,
+                ..Limits::default()
+            }))
+        });
+        if !hit {
+            streams.set_most(most_ahead(vnode));
+        }
+        let advice = streams.accessed(access);
         if let Some(ahead) = advice.ahead {
             self.read_ahead(ahead);
         }

@@ -24,9 +24,12 @@ macro_rules! counters {
                 Counts { $($name: self.$name.load(Relaxed),)+ }
             }
 
-            /// Adds other counters; may be called by many threads at once.
+            /// Adds other counters; may be called by many threads at once. Most counters of a small
+            /// file are zero.
             pub fn fold(&self, other: Counts) {
-                $(self.$name.fetch_add(other.$name, Relaxed);)+
+                $(if other.$name > 0 {
+                    self.$name.fetch_add(other.$name, Relaxed);
+                })+
             }
         }
 

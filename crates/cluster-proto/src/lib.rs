@@ -44,12 +44,14 @@
     )
 )]
 
+mod events;
 mod lease;
 mod machine;
 mod record;
 mod unit;
 
-pub use machine::{Action, Answer, Ask, AskId, Config, Current, Done, Machine, Notice, Phase};
+pub use events::{Action, Answer, Ask, AskId, Config, Current, Done, Notice, Phase};
+pub use machine::Machine;
 pub use record::{Claim, Error, Holder, Name, RECORD_BYTES_MAX, Record};
 
 /// A point in time of the machine's own clock, which counts while the machine is suspended

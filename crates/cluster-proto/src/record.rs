@@ -52,7 +52,7 @@ pub struct Holder {
     pub serving: bool,
 }
 
-/// A unit as the store knows it. Default: nobody owns it.
+/// A unit as the store knows it. Default: it has no owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -77,7 +77,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Describes a unit that nobody owns.
+    /// Describes a unit without an owner.
     pub fn new(machines: Vec<Name>) -> Record {
         Record {
             version: VERSION,

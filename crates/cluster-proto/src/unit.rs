@@ -1,6 +1,6 @@
 //! What a machine knows of one unit.
 
-use crate::machine::{AskId, Phase};
+use crate::events::{AskId, Phase};
 use crate::record::{Claim, Name, Record};
 use crate::{At, Config};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Longest pause after failed attempts, as a multiple of the first.
 const BACKOFF_MAX: u32 = 64;
 
-/// A unit.
+/// State of a unit.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub record: Record,

@@ -97,7 +97,7 @@ fn planted_defects_are_found() {
             };
             catch_unwind(AssertUnwindSafe(|| live(rules, 60))).is_err()
         };
-        found.push((planted, (1..200).any(fails)));
+        found.push((planted, (1..60).any(fails)));
     }
     let _ = std::panic::take_hook();
     assert!(found.iter().all(|(_, is_found)| *is_found), "{found:?}");
@@ -150,14 +150,11 @@ fn a_large_cluster_survives_the_loss_of_a_rack() {
     };
     let mut world = World::new(rules);
     world.settle(600 * SECOND);
-    let (idle, sent) = world.load();
-    println!(
-        "start: {} s, {idle} requests, {sent} notices",
-        world.now / SECOND
-    );
+    let start = world.load();
+    println!("start: {} s, {start:?}", world.now / SECOND);
     world.step(10 * SECOND);
-    let (requests, _) = world.load();
-    println!("idle: {} requests/s", (requests - idle) / 10);
+    let renewals = world.load().renewals - start.renewals;
+    println!("idle: {} renewals/s", renewals / 10);
     let before = world.load();
     world.outages.clear();
     let rack = machines.div_ceil(25);
@@ -176,8 +173,8 @@ fn a_large_cluster_survives_the_loss_of_a_rack() {
         at(50),
         at(99),
         at(100),
-        after.0 - before.0,
-        after.1 - before.1
+        after.others - before.others,
+        after.notices - before.notices
     );
     assert!(lost > 0 && outages.len() >= lost);
     assert!(at(99) < 15_000, "{} ms", at(99));

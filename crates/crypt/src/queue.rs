@@ -13,7 +13,7 @@
 use crate::shared::Shared;
 use block::{
     Backlog, BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result,
-    SUM_BLOCK_BYTES, Wait, sum_block,
+    SUM_BLOCK_BYTES, Sum, SumGroup, Summer, Wait,
 };
 use layer_cpu::{Layer, within};
 use slab::Slab;
@@ -190,10 +190,10 @@ impl CryptQueue {
             Op::Read { offset, bufs } => {
                 *offset -= start;
                 let sums = went_well.then(|| decrypt(&self.shared, *offset, bufs));
-                // Also drops those of the ciphertext, which a layer below may have computed.
-                drop(bufs.take_sums());
-                if let Some(sums) = sums.flatten() {
-                    bufs.set_sums(sums);
+                match sums.flatten() {
+                    Some(sums) => bufs.set_sums(sums),
+                    // Those of the ciphertext, which a layer below may have computed.
+                    None => drop(bufs.take_sums()),
                 }
             }
             Op::Discard { offset, .. } => *offset -= start,
@@ -216,26 +216,40 @@ impl CryptQueue {
     }
 }
 
-/// Makes a list for the checksums of the blocks of buffers, if the caller asked for them and each block
-/// lies in one buffer.
-fn asked_sums(bufs: &Bufs) -> Option<Vec<u32>> {
+/// Returns the function of the checksums that the caller asked for, if each block lies in one buffer.
+fn asked_summer(bufs: &Bufs) -> Option<Arc<dyn Summer>> {
     let fits = |buf: &block::Buf| buf.len().is_multiple_of(SUM_BLOCK_BYTES);
-    let asked = bufs.are_sums_asked() && bufs.iter().all(fits);
-    asked.then(|| Vec::with_capacity(bufs.total_len() / SUM_BLOCK_BYTES))
+    bufs.summer().filter(|_| bufs.iter().all(fits)).cloned()
+}
+
+/// Starts the checksums of `total` bytes.
+fn group_of<'s, 'b>(summer: &'s Option<Arc<dyn Summer>>, total: usize) -> Option<SumGroup<'s, 'b>> {
+    let blocks = total / SUM_BLOCK_BYTES;
+    summer
+        .as_deref()
+        .map(|summer| SumGroup::new(summer, blocks))
 }
 
 /// Length of the part of `left` bytes to be processed at a time: a block while its bytes are needed
 /// twice.
-fn step(sums: Option<&Vec<u32>>, left: usize) -> usize {
+fn step(sums: Option<&SumGroup<'_, '_>>, left: usize) -> usize {
     match sums {
         Some(_) => left.min(SUM_BLOCK_BYTES),
         None => left,
     }
 }
 
+/// Adds a part of the length that [`step`] returned to the checksums.
+fn add<'b>(sums: &mut Option<SumGroup<'_, 'b>>, part: &'b [u8]) {
+    if let (Some(sums), Some(block)) = (sums, part.as_array()) {
+        sums.add(block);
+    }
+}
+
 /// Decrypts what was read, in place. Returns the checksums, if the caller asked for them.
-fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<u32>> {
-    let mut sums = asked_sums(bufs);
+fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<Sum>> {
+    let summer = asked_summer(bufs);
+    let mut sums = group_of(&summer, bufs.total_len());
     let mut tweak = shared.tweak(offset);
     for buf in bufs.iter_mut() {
         let mut rest = &mut buf[..];
@@ -243,14 +257,12 @@ fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<u32>> {
             let len = step(sums.as_ref(), rest.len());
             let (part, after) = rest.split_at_mut(len);
             shared.xts.decrypt(tweak, part);
-            if let Some(sums) = &mut sums {
-                sums.push(sum_block(part));
-            }
+            add(&mut sums, part);
             rest = after;
             tweak = tweak.after(len as u64);
         }
     }
-    sums
+    sums.map(SumGroup::finish)
 }
 
 /// Encrypts `clear` into buffers of `pool`; `None` while too few are free. Sets the checksums of
@@ -258,7 +270,8 @@ fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<u32>> {
 fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &mut Bufs) -> Option<Bufs> {
     let total = clear.total_len();
     let mut out = take_bufs(pool, total)?;
-    let mut sums = asked_sums(clear);
+    let summer = asked_summer(clear);
+    let mut sums = group_of(&summer, total);
     let mut tweak = shared.tweak(offset);
     let mut at = 0;
     for piece in clear.iter() {
@@ -267,16 +280,14 @@ fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &mut Bufs) -> 
             let dst = &mut out.as_mut_slice()[at / CIPHER_BUF_BYTES][at % CIPHER_BUF_BYTES..];
             let len = step(sums.as_ref(), src.len().min(dst.len()));
             let (part, after) = src.split_at(len);
-            if let Some(sums) = &mut sums {
-                sums.push(sum_block(part));
-            }
             shared.xts.encrypt_to(tweak, part, &mut dst[..len]);
+            add(&mut sums, part);
             src = after;
             at += len;
             tweak = tweak.after(len as u64);
         }
     }
-    if let Some(sums) = sums {
+    if let Some(sums) = sums.map(SumGroup::finish) {
         clear.set_sums(sums);
     }
     Some(out)

@@ -1,7 +1,9 @@
 //! The data path: conformance over every kind of lower device, agreement with the cipher, and the
 //! state after 2,000 power cuts.
 
-use block::{BlockDevice, Blocking, Buf, Bufs, Op, Request, Wait};
+use block::{
+    BlockDevice, Blocking, Buf, Bufs, Op, Request, SUMS_AT_ONCE, Sum, SumBlock, Summer, Wait,
+};
 use block_testing::{ErrorDevice, Mem, PowerCut, Random, Resizable};
 use crypt::{CryptDevice, DataSegment, Options};
 use std::collections::BTreeMap;
@@ -287,6 +289,24 @@ fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
     );
 }
 
+/// CRCs of groups of blocks.
+#[derive(Debug)]
+struct Crcs(usize);
+
+fn crc_of(block: &[u8]) -> Sum {
+    block::sum_block(block).into()
+}
+
+impl Summer for Crcs {
+    fn at_once(&self) -> usize {
+        self.0
+    }
+
+    fn sum(&self, blocks: &[&SumBlock], sums: &mut Vec<Sum>) {
+        sums.extend(blocks.iter().map(|block| crc_of(&block[..])));
+    }
+}
+
 #[test]
 fn checksums_that_are_asked_for_are_those_of_the_plaintext() {
     let inner = Arc::new(crypt(
@@ -312,31 +332,36 @@ fn checksums_that_are_asked_for_are_those_of_the_plaintext() {
         bufs
     };
     let mut random = Random::new(4);
-    for lens in [
+    let summers = [1, 5, SUMS_AT_ONCE].map(|at_once| Arc::new(Crcs(at_once)) as Arc<dyn Summer>);
+    for (lens, summer) in [
         &[4096][..],
         &[8192, 4096, 4096],
+        &[4096; 37],
         &[300 << 10],
         &[1 << 20, 1 << 20],
         &[512],
         &[2048, 6144],
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|lens| summers.iter().map(move |summer| (lens, summer)))
+    {
         let mut data: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
         data.iter_mut().for_each(|buf| random.fill(buf));
         let all: Vec<u8> = data.iter().flat_map(|buf| buf.to_vec()).collect();
         // Blocks that are not in one buffer have none.
         let whole = lens.iter().all(|len| len % 4096 == 0);
-        let expected = whole.then(|| all.chunks(4096).map(block::sum_block).collect::<Vec<_>>());
+        let expected = whole.then(|| all.chunks(4096).map(crc_of).collect::<Vec<_>>());
         let offset = 1 << 20;
         let fua = false;
         let mut bufs = Bufs::from(data);
-        bufs.ask_sums();
+        bufs.ask_sums(summer);
         let mut back = run(Op::Write { offset, bufs, fua });
         assert_eq!(back.take_sums(), expected, "{lens:?}");
         for asks in [true, false] {
             let empty = lens.iter().map(|len| Buf::zeroed(*len));
             let mut bufs = Bufs::from(empty.collect::<Vec<_>>());
             if asks {
-                bufs.ask_sums();
+                bufs.ask_sums(summer);
             }
             let mut back = run(Op::Read { offset, bufs });
             let read: Vec<u8> = back.iter().flat_map(|buf| buf.to_vec()).collect();

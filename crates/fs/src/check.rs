@@ -39,6 +39,7 @@ use finding::Findings;
 use meter::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -190,9 +191,15 @@ impl FsShared {
         // same.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
-        let state = self.read();
         let superblock = self.superblock.lock().clone();
         let mut report = Report::default();
+        let mut state = self.write();
+        if !self.options.read_only {
+            // The records of directories that were changed last are newer in memory.
+            let written = state.write_inodes();
+            report.note(FindingKind::Pages, "inodes in memory", written)?;
+        }
+        let state = RwLockWriteGuard::downgrade(state);
         for text in self.superblock.damaged_copies() {
             report.problem(FindingKind::Pages, text);
         }

@@ -405,10 +405,7 @@ impl Fileset {
                 self.verify(ino, (*first, *piece), at / BLOCK_BYTES, &data)?;
                 let keep = counts.saturating_sub(at).min(data.len() as u64);
                 data[keep as usize..].fill(0);
-                copied.extend(
-                    data.chunks(BLOCK_BYTES as usize)
-                        .map(|block| fs.summer.sum_of(block)),
-                );
+                copied.extend(fs.summer.sums_of(&data));
                 let write = block::Op::Write {
                     offset: to.plus(at).bytes(),
                     bufs: Buf::copy_of(&data).into(),
@@ -437,9 +434,9 @@ impl Fileset {
             }
             state.sums(run)?
         };
-        let blocks = data.chunks(BLOCK_BYTES as usize);
-        for ((block, sum), at) in blocks.zip(sums).zip(piece.0 + skip..) {
-            if sum != NO_SUM && self.fs.summer.sum_of(block) != sum {
+        let found = self.fs.summer.sums_of(data);
+        for ((found, sum), at) in found.into_iter().zip(sums).zip(piece.0 + skip..) {
+            if sum != NO_SUM && found != sum {
                 self.note_mismatches(ino, &[at * BLOCK_BYTES], || self.damaged_path(ino));
                 let text = format!(
                     "inode {ino}: the block at byte {} does not match its checksum; `evfs scrub` \

@@ -94,11 +94,14 @@ impl Kind {
 ///
 /// Displays its context if it has one, otherwise its source, otherwise the text of its errno.
 #[derive(Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error {
+    kind: Kind,
+    /// `None` for errors of normal operation, such as a name that does not exist, which are frequent.
+    more: Option<Box<More>>,
+}
 
 #[derive(Clone)]
-struct Inner {
-    kind: Kind,
+struct More {
     context: Cow<'static, str>,
     source: Option<block::Error>,
 }
@@ -106,11 +109,9 @@ struct Inner {
 impl Error {
     /// Creates an error with a context, which may be empty.
     pub fn new(kind: Kind, context: impl Into<Cow<'static, str>>) -> Error {
-        Error(Box::new(Inner {
-            kind,
-            context: context.into(),
-            source: None,
-        }))
+        let (context, source) = (context.into(), None);
+        let more = Some(Box::new(More { context, source }));
+        Error { kind, more }
     }
 
     /// Creates an error for inconsistent data on the device.
@@ -120,14 +121,22 @@ impl Error {
 
     /// Returns the category of the error.
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.kind
+    }
+
+    fn context(&self) -> &str {
+        self.more.as_ref().map_or("", |more| &more.context)
+    }
+
+    fn cause(&self) -> Option<&block::Error> {
+        self.more.as_ref()?.source.as_ref()
     }
 
     /// Returns the errno; if a device failed, the errno of the device.
     pub fn errno(&self) -> i32 {
-        match &self.0.source {
+        match self.cause() {
             Some(source) => source.errno(),
-            None => self.0.kind.errno(),
+            None => self.kind.errno(),
         }
     }
 }
@@ -139,7 +148,7 @@ pub(crate) fn closed() -> Error {
 
 impl From<Kind> for Error {
     fn from(kind: Kind) -> Error {
-        Error::new(kind, "")
+        Error { kind, more: None }
     }
 }
 
@@ -150,36 +159,34 @@ impl From<block::Error> for Error {
             block::ErrorKind::ReadOnly => Kind::ReadOnly,
             _ => Kind::Io,
         };
-        Error(Box::new(Inner {
-            kind,
-            context: "".into(),
-            source: Some(source),
-        }))
+        let (context, source) = ("".into(), Some(source));
+        let more = Some(Box::new(More { context, source }));
+        Error { kind, more }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.source, self.0.context.is_empty()) {
-            (Some(source), true) => write!(f, "{source}"),
-            (_, false) => f.write_str(&self.0.context),
-            (None, true) => {
+        match (self.cause(), self.context()) {
+            (Some(source), "") => write!(f, "{source}"),
+            (None, "") => {
                 let text = std::io::Error::from_raw_os_error(self.errno());
                 write!(f, "{text}")
             }
+            (_, context) => f.write_str(context),
         }
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.0.kind)
+        write!(f, "{:?}: {self}", self.kind)
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|e| e as _)
+        self.cause().map(|e| e as _)
     }
 }
 

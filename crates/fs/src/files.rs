@@ -274,8 +274,10 @@ impl Files {
     /// See [`Fileset::unlink`].
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let _here = within(Layer::Fs);
-        let attr = self.shared.fileset.unlink(dir, name)?;
-        self.forget_if_gone(&attr);
+        let (attr, gone) = self.shared.fileset.unlink_now(dir, name)?;
+        if gone {
+            self.shared.volume.forget(FileId(attr.ino));
+        }
         self.notify_others(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
         Ok(attr)
     }

@@ -6,7 +6,7 @@
 use crate::error::{Error, Kind, Result};
 use blake3::IncrementCounter;
 use blake3::platform::{Platform, words_from_le_bytes_32};
-use block::{BlockDevice, DERIVED_KEY_BYTES};
+use block::{BlockDevice, DERIVED_KEY_BYTES, SUMS_AT_ONCE, SumBlock};
 use secret::SecretBytes;
 use std::fmt;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub(crate) type Tag = [u8; TAG_BYTES];
 /// Tag of nothing: of a page that was never written.
 pub(crate) const NO_TAG: Tag = [0; TAG_BYTES];
 
-/// Number of blocks whose tags are computed at once: the widest vectors that BLAKE3 uses.
-pub(crate) const TAGS_AT_ONCE: usize = 16;
+/// Number of blocks below which each is faster alone.
+const TOGETHER_MIN: usize = 5;
 
 const BLOCK: usize = block::SUM_BLOCK_BYTES;
 const CHUNK: usize = 1024;
@@ -82,40 +82,46 @@ impl IntegrityKey {
         tag(&self.blocks, &[block])
     }
 
-    /// Computes the tags of up to [`TAGS_AT_ONCE`] blocks of 4 KiB, as [`IntegrityKey::block_tag`]
-    /// does for one. A block has too few chunks for wide vectors, so these take the same chunk of
-    /// several blocks.
-    pub fn block_tags(&self, blocks: &[&[u8; BLOCK]]) -> [Tag; TAGS_AT_ONCE] {
-        let mut key = words_from_le_bytes_32(self.blocks.first_chunk().expect("as long as all"));
+    /// Computes the tags of up to [`SUMS_AT_ONCE`] blocks, as [`IntegrityKey::block_tag`] does for
+    /// each, and passes them to `take` in order. A block has too few chunks for wide vectors, so
+    /// these take the same chunk of several blocks.
+    pub fn block_tags(&self, blocks: &[&SumBlock], take: impl FnMut(Tag)) {
+        if blocks.len() < TOGETHER_MIN {
+            let tags = blocks.iter().map(|block| self.block_tag(&block[..]));
+            return tags.for_each(take);
+        }
         let platform = Platform::detect();
+        let lanes = lanes_for(blocks.len(), platform.simd_degree());
+        let mut key = words_from_le_bytes_32(self.blocks.first_chunk().expect("as long as all"));
         let no = IncrementCounter::No;
-        let mut values = [0; TAGS_AT_ONCE * VALUE];
+        let mut values = [0; SUMS_AT_ONCE * VALUE];
         // The chaining values of two chunks each, and then of two parents.
-        let mut pairs = [[[0; 2 * VALUE]; TAGS_AT_ONCE]; 2];
+        let mut pairs = [[[0; 2 * VALUE]; SUMS_AT_ONCE]; 2];
         for chunk in 0..BLOCK / CHUNK {
             let part = |i: usize| -> &[u8; CHUNK] {
                 let block = blocks[i.min(blocks.len() - 1)];
                 block[chunk * CHUNK..].first_chunk().expect("within it")
             };
-            let parts: [_; TAGS_AT_ONCE] = std::array::from_fn(part);
-            let (flags, out) = (KEYED_HASH, &mut values);
-            let parts = &parts[..blocks.len()];
-            let number = chunk as u64;
-            platform.hash_many(parts, &key, number, no, flags, CHUNK_START, CHUNK_END, out);
+            let parts: [_; SUMS_AT_ONCE] = std::array::from_fn(part);
+            let (flags, parts, number) = (KEYED_HASH, &parts[..lanes], chunk as u64);
+            let (start, end) = (CHUNK_START, CHUNK_END);
+            platform.hash_many(parts, &key, number, no, flags, start, end, &mut values);
             keep(&values, &mut pairs[chunk / 2], chunk % 2);
         }
-        let mut tops = [[0; 2 * VALUE]; TAGS_AT_ONCE];
+        let mut tops = [[0; 2 * VALUE]; SUMS_AT_ONCE];
         for (half, pairs) in pairs.iter().enumerate() {
-            let pairs: [_; TAGS_AT_ONCE] = std::array::from_fn(|i| &pairs[i]);
-            let (flags, pairs) = (KEYED_HASH | PARENT, &pairs[..blocks.len()]);
+            let pairs: [_; SUMS_AT_ONCE] = std::array::from_fn(|i| &pairs[i]);
+            let (flags, pairs) = (KEYED_HASH | PARENT, &pairs[..lanes]);
             platform.hash_many(pairs, &key, 0, no, flags, 0, 0, &mut values);
             keep(&values, &mut tops, half);
         }
-        let tops: [_; TAGS_AT_ONCE] = std::array::from_fn(|i| &tops[i]);
-        let (flags, tops) = (KEYED_HASH | PARENT | ROOT, &tops[..blocks.len()]);
+        let tops: [_; SUMS_AT_ONCE] = std::array::from_fn(|i| &tops[i]);
+        let (flags, tops) = (KEYED_HASH | PARENT | ROOT, &tops[..lanes]);
         platform.hash_many(tops, &key, 0, no, flags, 0, 0, &mut values);
         key.zeroize();
-        std::array::from_fn(|i| *values[i * VALUE..].first_chunk().expect("half of a hash"))
+        let tags = values.chunks_exact(VALUE).take(blocks.len());
+        tags.map(|value| *value.first_chunk().expect("half of a hash"))
+            .for_each(take);
     }
 
     /// Computes the tag of a root, which holds it itself. The parts have fixed lengths, or state
@@ -129,6 +135,13 @@ impl IntegrityKey {
     pub fn is_root_tag(&self, parts: &[&[u8]], stated: &Tag) -> bool {
         self.root_tag(parts).ct_eq(stated).into()
     }
+}
+
+/// Number of lanes for some blocks: a whole vector costs less than the narrower ones that an odd
+/// number would be split into, so the last block is repeated.
+fn lanes_for(blocks: usize, widest: usize) -> usize {
+    let lanes = blocks.next_power_of_two();
+    lanes.min(blocks.next_multiple_of(widest)).min(SUMS_AT_ONCE)
 }
 
 fn tag(key: &SecretBytes, parts: &[&[u8]]) -> Tag {
@@ -145,8 +158,8 @@ fn tag(key: &SecretBytes, parts: &[&[u8]]) -> Tag {
 
 /// Copies chaining values to one half of their pairs.
 fn keep(
-    values: &[u8; TAGS_AT_ONCE * VALUE],
-    pairs: &mut [[u8; 2 * VALUE]; TAGS_AT_ONCE],
+    values: &[u8; SUMS_AT_ONCE * VALUE],
+    pairs: &mut [[u8; 2 * VALUE]; SUMS_AT_ONCE],
     half: usize,
 ) {
     for (value, pair) in values.chunks_exact(VALUE).zip(pairs) {
@@ -174,17 +187,32 @@ mod tests {
     use block_testing::Random;
 
     #[test]
+    fn an_odd_number_of_blocks_takes_whole_vectors_of_the_cpu() {
+        let lanes = |widest| [1, 3, 5, 8, 9, 12, 15, 16].map(|blocks| lanes_for(blocks, widest));
+        assert_eq!(lanes(16), [1, 4, 8, 8, 16, 16, 16, 16]);
+        assert_eq!(lanes(8), [1, 4, 8, 8, 16, 16, 16, 16]);
+        assert_eq!(lanes(4), [1, 4, 8, 8, 12, 12, 16, 16]);
+        assert_eq!(lanes(1), [1, 3, 5, 8, 9, 12, 15, 16]);
+    }
+
+    #[test]
     fn several_tags_at_once_are_those_of_each_block() {
         let mut random = Random::new(1);
         let key = IntegrityKey::for_tests(3);
-        let mut blocks = [[0; BLOCK]; TAGS_AT_ONCE];
+        let mut blocks = [[0; BLOCK]; SUMS_AT_ONCE];
         blocks.iter_mut().for_each(|block| random.fill(block));
-        for count in 1..=TAGS_AT_ONCE {
+        for count in 1..=SUMS_AT_ONCE {
             let some: Vec<_> = blocks.iter().take(count).collect();
-            let tags = key.block_tags(&some);
-            for (block, tag) in some.iter().zip(tags) {
-                assert_eq!(key.block_tag(&block[..]), tag);
-            }
+            let mut tags = Vec::new();
+            key.block_tags(&some, |tag| tags.push(tag));
+            let alone: Vec<_> = some.iter().map(|b| key.block_tag(&b[..])).collect();
+            assert_eq!(tags, alone);
+            let plain = some.iter().map(|b| blake3::keyed_hash(&[3; 32], &b[..]));
+            assert!(
+                plain
+                    .zip(&tags)
+                    .all(|(hash, tag)| hash.as_bytes()[..16] == *tag)
+            );
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::chunk::held_by;
+use crate::format::chunk::{CHUNK_BLOCKS, Chunk, held_by};
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, FILE_SIZE_MAX, Run};
 use crate::format::sums::{NO_SUM, Sum};
@@ -84,7 +84,9 @@ impl FromStr for ScrubPosition {
 }
 
 /// Cause of a damage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum DamageKind {
     /// The data differs from its checksum.
@@ -139,6 +141,8 @@ struct Stretch {
     first: u64,
     run: Run,
     sums: Vec<Sum>,
+    /// Of a compressed chunk: all blocks of the file that need it.
+    needed_by: Option<Vec<u64>>,
 }
 
 impl Fs {
@@ -271,6 +275,9 @@ impl FsShared {
             step.unverified += without.count() as u64;
             self.scrub_stretch(&stretch, &mut damaged)?;
         }
+        // Several blocks of a chunk concern the same blocks of the file.
+        damaged.sort_unstable();
+        damaged.dedup_by_key(|block| (block.0, block.1, block.2));
         Ok((step, damaged))
     }
 
@@ -289,11 +296,21 @@ impl FsShared {
             {
                 return Err(error.into());
             }
+            let found = if alone {
+                Vec::new()
+            } else {
+                self.summer.sums_of(data)
+            };
             let blocks = data.chunks_mut(BLOCK_BYTES as usize);
             for (j, (block, sum)) in blocks.zip(sums).enumerate() {
+                let place = stretch.first + skip + j as u64;
+                let places = stretch
+                    .needed_by
+                    .as_deref()
+                    .unwrap_or(std::slice::from_ref(&place));
                 let mut add = |kind| {
-                    let place = stretch.first + skip + j as u64;
-                    damaged.push((stretch.tree, stretch.ino, place, kind));
+                    let all = places.iter();
+                    damaged.extend(all.map(|place| (stretch.tree, stretch.ino, *place, kind)));
                 };
                 if alone {
                     match self.io.read(at.plus(j as u64 * BLOCK_BYTES), block) {
@@ -306,8 +323,9 @@ impl FsShared {
                     }
                 }
                 let device = stretch.run.start + skip + j as u64;
+                let sum_of_block = || self.summer.sum_of(block);
                 if *sum != NO_SUM
-                    && self.summer.sum_of(block) != *sum
+                    && found.get(j).copied().unwrap_or_else(sum_of_block) != *sum
                     && self.is_mismatch(device, *sum)?
                 {
                     add(DamageKind::Checksum);
@@ -346,9 +364,15 @@ fn stretches(
         let Some(held) = held.flatten() else {
             return Ok(true);
         };
-        // Damage of a compressed chunk is reported as if its blocks were those of the file.
         let (first, run) = (key.place(), held.run);
-        let from = from.max(first);
+        let chunk = match (key.kind(), value) {
+            (Some(Item::Chunk), Some(value)) => Some(Chunk::decode(value)?),
+            _ => None,
+        };
+        let from = match chunk {
+            Some(_) => first,
+            None => from.max(first),
+        };
         if held.unwritten || from >= first + run.blocks {
             return Ok(true);
         }
@@ -357,7 +381,9 @@ fn stretches(
             let text = format!("{key}: extent lies outside the device or the file");
             return Err(Error::corrupt(text));
         }
-        let blocks = (first + run.blocks - from).min(left);
+        // A chunk is examined as a whole.
+        let most = if chunk.is_some() { run.blocks } else { left };
+        let blocks = (first + run.blocks - from).min(most);
         let run = Run {
             start: run.start + (from - first),
             blocks,
@@ -373,11 +399,20 @@ fn stretches(
             first: from,
             run,
             sums,
+            needed_by: chunk.map(|chunk| {
+                let all = chunk.valid_within(first, &(first..first + CHUNK_BLOCKS));
+                all.into_iter().flatten().collect()
+            }),
         });
-        left -= blocks;
+        left = left.saturating_sub(blocks);
         if left == 0 {
-            let block = from + blocks;
-            next = Some(ScrubPosition { key, block });
+            next = Some(match (chunk, key.next()) {
+                (Some(_), Some(key)) => ScrubPosition { key, block: 0 },
+                _ => ScrubPosition {
+                    key,
+                    block: from + blocks,
+                },
+            });
         }
         Ok(left > 0)
     };

@@ -17,6 +17,7 @@ use fs::{
     Allocate, Compression, DataChecksums, FIRST_FILESET, FileType, Files, Fs, Handle, InodeFlags,
     Kind, Lane, New, Quota, ROOT, ScrubPosition, Seek, SetAttr, WritePosition,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const FILE: New = New::of_root(FileType::File, 0o644);
@@ -485,10 +486,24 @@ fn a_damaged_chunk_is_an_error_that_names_the_file_and_a_scrub_finds_it() {
                     .scrub(ScrubPosition::START, u64::MAX)
                     .expect("scrubbed");
                 assert_eq!(scrubbed.damage.is_empty(), checksums == DataChecksums::No);
+                let mut found = BTreeSet::new();
                 for damage in &scrubbed.damage {
                     assert_eq!(damage.inode, file.ino());
-                    assert!(damage.offset < content.len() as u64);
+                    let end = damage.offset + damage.bytes;
+                    found.extend((damage.offset..end).step_by(PAGE));
                 }
+                // The blocks of the file that cannot be read, all of them and no others.
+                let is_lost = |at: &u64| {
+                    disk.lane
+                        .read_direct(&file, *at, &mut read[..PAGE])
+                        .is_err()
+                };
+                let places = (0..content.len() as u64).step_by(PAGE);
+                let lost: BTreeSet<u64> = places.filter(is_lost).collect();
+                assert!(
+                    checksums == DataChecksums::No || lost == found,
+                    "{lost:?} {found:?}"
+                );
             }
             assert!(errors > 5, "{errors}");
             assert!(

@@ -250,7 +250,7 @@ fn changes_that_cannot_become_records_make_the_file_system_read_only() {
         metadata_cache_bytes: 0,
         ..common::options()
     };
-    let fs = Fs::open(device, options).expect("it opens");
+    let fs = Fs::open(common::keyed(&device), options).expect("it opens");
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let made = client.fileset.create(fs::ROOT, b"file", &NEW);
     let (ino, mut random) = (made.expect("made").ino, Random::new(1));

@@ -112,7 +112,7 @@ fn unsynced_changes_are_on_the_device_soon_after_the_last_one() {
                 read_only: true,
                 ..common::options()
             };
-            let fs = Fs::open(Arc::clone(&device), options).ok()?;
+            let fs = Fs::open(common::keyed(&device), options).ok()?;
             let fileset = fs.fileset_named(FIRST_FILESET).ok()?;
             let ino = fileset.lookup(ROOT, name).ok()?.ino;
             let found = Client::new(fileset).read(ino, 0, data.len() as u64).ok()?;

@@ -18,7 +18,7 @@ fn a_directory_holds_very_many_entries_and_lists_each_once() {
     let entries = amount("EVFS_ENTRIES", 100_000) as u64;
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(4 << 30, 4096));
     format(&device);
-    let fs = fs::Fs::open(Arc::clone(&device), Options::default()).expect("it opens");
+    let fs = fs::Fs::open(common::keyed(&device), Options::default()).expect("it opens");
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let name = |i: u64| format!("entry {i}").into_bytes();
     let start = Instant::now();
@@ -55,7 +55,7 @@ fn a_directory_holds_very_many_entries_and_lists_each_once() {
     println!("listed after {:?}", start.elapsed());
     drop(main);
     fs.close().expect("closed");
-    let fs = fs::Fs::open(Arc::clone(&device), Options::default()).expect("it opens");
+    let fs = fs::Fs::open(common::keyed(&device), Options::default()).expect("it opens");
     println!("opened again after {:?}", start.elapsed());
     assert_clean(&fs, "very many entries");
     println!("checked after {:?}", start.elapsed());

@@ -41,7 +41,7 @@ fn many_small_files_take_no_more_memory_than_the_caches_and_the_uncommitted_chan
         metadata_cache_bytes: metadata as usize,
         ..Options::default()
     };
-    let fs = Fs::open(Arc::clone(&device), options()).expect("it opens");
+    let fs = Fs::open(common::keyed(&device), options()).expect("it opens");
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let cache = Cache::new(Config::new(pages)).expect("a cache");
     let open = Files::new(&main, &cache).expect("attached");
@@ -66,7 +66,7 @@ fn many_small_files_take_no_more_memory_than_the_caches_and_the_uncommitted_chan
     drop((open, main));
     fs.close().expect("closed");
 
-    let fs = Fs::open(Arc::clone(&device), options()).expect("it opens");
+    let fs = Fs::open(common::keyed(&device), options()).expect("it opens");
     reset_peak();
     let before = peak_bytes();
     let report = fs.check().expect("checked");

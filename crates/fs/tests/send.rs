@@ -19,8 +19,7 @@ use common::streams::{
 };
 use common::{amount, assert_clean, format, open, seed};
 use fs::{
-    Allocate, FIRST_FILESET, FileType, Files, Kind, New, Quota, ROOT, SetAttr, SetTime, SetXattr,
-    Time,
+    FIRST_FILESET, FileType, Files, Kind, New, Quota, ROOT, SetAttr, SetTime, SetXattr, Time,
 };
 use send_proto::{Decoder, Event, Header, Position, Record, Token};
 use std::collections::BTreeMap;
@@ -187,33 +186,6 @@ fn an_increment_has_the_changes_only_and_leads_to_the_same_tree() {
         copy.identity(id(&copy, "two")).expect("an identity"),
         identity
     );
-}
-
-#[test]
-fn space_beyond_a_shorter_end_arrives() {
-    let source = open(&device(64));
-    let main = source.fileset_named(FIRST_FILESET).expect("it exists");
-    let files = Files::new(&main, &cache()).expect("files");
-    let mut lane = files.lane().expect("a lane");
-    let ino = make(&files, ROOT, "file", FileType::File);
-    let copy = open(&device(64));
-    let mut since = None;
-    for (name, size) in [("long", 100_000), ("shorter", 50_000), ("empty", 0)] {
-        let set = SetAttr {
-            size: Some(size),
-            ..SetAttr::default()
-        };
-        lane.set_attr(ino, &set).expect("cut");
-        // At the same place each time, so that it differs only in that the cut has freed it.
-        let file = files.open(ino).expect("open");
-        lane.allocate(&file, 200_704..286_720, Allocate::KeepSize)
-            .expect("space");
-        files.sync().expect("synced");
-        let taken = source.snapshot(main.id(), name).expect("a snapshot").id();
-        let received = receive_all(&copy, COPY, &stream(&source, name, since, None), name);
-        assert_same((&source, taken), (&copy, received), name);
-        since = Some(name);
-    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ const QUIET_TICKS: u32 = 8;
 
 /// Bit of a progress: the thread serves a request as a leader.
 const SERVES: u64 = 1;
-/// Bit of a progress: a client waits for that request.
+/// Bit of a progress: a client waits for that request, whose reply is not sent yet.
 const AWAITED: u64 = 2;
 /// Distance between the numbers of two requests.
 const REQUEST: u64 = 4;
@@ -56,7 +56,8 @@ pub(crate) struct Leadership {
     deputy_sleeps: AtomicBool,
     /// Number of leaders that are wanted; at least one.
     seats: AtomicUsize,
-    /// Number of leaders that serve a request in line for which a client waits.
+    /// Number of leaders that serve a request in line for which a client waits, and whose reply is
+    /// not sent yet.
     busy: Apart<AtomicUsize>,
     ended: AtomicBool,
     roles: Mutex<Roles>,
@@ -151,6 +152,24 @@ impl Leadership {
             self.wake_deputy();
         }
         (Turn { thread, progress }, busy > 0)
+    }
+
+    /// Notes that the reply to a request is sent next. Returns the turn as it is from then on.
+    pub fn answer(&self, turn: Turn) -> Turn {
+        let (awaited, answered) = (turn.progress, turn.progress & !AWAITED);
+        let progress = &self.progress[turn.thread].0;
+        let noted = awaited != answered
+            && progress
+                .compare_exchange(awaited, answered, SeqCst, SeqCst)
+                .is_ok();
+        if !noted {
+            return turn;
+        }
+        self.busy.0.fetch_sub(1, SeqCst);
+        Turn {
+            progress: answered,
+            ..turn
+        }
     }
 
     /// Ends the service of a request. Returns whether this thread is still a leader.
@@ -310,7 +329,11 @@ impl Leadership {
     /// Takes the place of a leader that still serves the same request as one interval ago.
     fn replace_stuck(&self, last: &[u64]) -> bool {
         let mut serving = last.iter().enumerate().filter(|(_, last)| !is_idle(last));
-        serving.any(|(thread, &progress)| self.settle(Turn { thread, progress }))
+        serving.any(|(thread, &last)| {
+            // It may have been answered since.
+            let progress = self.progress[thread].0.load(SeqCst);
+            progress | AWAITED == last | AWAITED && self.settle(Turn { thread, progress })
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Roles> {
@@ -380,6 +403,32 @@ mod tests {
         assert!(leadership.finish(first));
     }
 
+    /// The client may send the next request while this thread is still returning from the reply.
+    #[test]
+    fn a_request_that_is_answered_does_not_count_as_one_at_the_same_time() {
+        let leadership = Leadership::new(3);
+        leadership.add_seat();
+        assert!(leadership.follow() && leadership.follow());
+        let (first, with_others) = leadership.begin(0, Awaited::Yes);
+        assert!(!with_others);
+        assert!(leadership.begin(1, Awaited::Yes).1, "both are served");
+        let first = leadership.answer(first);
+        assert!(
+            leadership.begin(2, Awaited::Yes).1,
+            "the second one is not answered"
+        );
+        assert!(leadership.finish(first), "it still led");
+
+        let leadership = Leadership::new(3);
+        let (first, _) = leadership.begin(0, Awaited::Yes);
+        let first = leadership.answer(first);
+        assert_eq!(leadership.answer(first), first, "an answer counts once");
+        assert!(!leadership.begin(1, Awaited::Yes).1);
+        // Neither the end nor a new leader counts it again.
+        assert!(leadership.finish(first));
+        assert_eq!(leadership.busy.0.load(SeqCst), 1);
+    }
+
     #[test]
     fn a_deputy_that_sleeps_wakes_up_for_a_request() {
         let leadership = Leadership::new(2);
@@ -411,7 +460,10 @@ mod tests {
                     leading.fetch_sub(1, SeqCst);
                     i += 7;
                     let awaited = [Awaited::Yes, Awaited::No][i % 2];
-                    let (turn, _) = leadership.begin(thread, awaited);
+                    let (mut turn, _) = leadership.begin(thread, awaited);
+                    if i % 4 < 2 {
+                        turn = leadership.answer(turn);
+                    }
                     match i % 100 {
                         0 => std::thread::sleep(3 * TICK),
                         n if n % 3 == 0 => drop(leadership.hand_over(turn)),

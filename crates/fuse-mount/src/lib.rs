@@ -26,6 +26,7 @@ mod serve;
 mod session;
 mod settings;
 mod table;
+mod turn;
 mod users;
 mod waiting;
 

@@ -1,6 +1,7 @@
 //! The interface of a served file system.
 
 use crate::device::Device;
+use crate::turn;
 use fuse_proto::reply::{self, Directory, DirectoryPlus};
 use fuse_proto::{Attr, Entry, IoctlReply, Opened, Request, Session, StatFs, Statx, Wanted};
 use rustix::io::Errno;
@@ -197,6 +198,7 @@ impl Drop for Reply<'_> {
 fn send(device: &Device, unique: u64, head: &[u8], data: &[u8]) {
     let parts = [IoSlice::new(head), IoSlice::new(data)];
     let parts = if data.is_empty() { &parts[..1] } else { &parts };
+    turn::about_to_reply();
     match device.send(parts) {
         Ok(()) => {}
         // The kernel has abandoned the request, or the mount has ended.

@@ -17,14 +17,14 @@
 
 use crate::demand::{Advice, Demand, Enough, Served};
 use crate::device::{Buffer, Device, Received};
-use crate::leadership::{Awaited, Leadership, Turn};
+use crate::leadership::{Awaited, Leadership};
 use crate::serve::{Reply, Serve};
 use crate::settings::Settings;
+use crate::turn;
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::cell::{Cell, OnceCell};
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -41,24 +41,6 @@ const LONG_BYTES: usize = 64 << 10;
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
 /// those that wait already, and measures how long it sleeps.
 const PROBE: u32 = 8;
-
-thread_local! {
-    static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
-    /// Request that this thread serves as the leader.
-    static TURN: Cell<Option<Turn>> = const { Cell::new(None) };
-    /// The request was about to sleep.
-    static BLOCKS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Lets another thread lead, because this one is about to sleep.
-fn about_to_sleep() {
-    let Some(turn) = TURN.get() else { return };
-    BLOCKS.set(true);
-    let leads_no_longer = LEADERSHIP.with(|own| own.get().is_some_and(|it| it.hand_over(turn)));
-    if leads_no_longer {
-        TURN.set(None);
-    }
-}
 
 /// Threads that serve a mount.
 pub(crate) struct Session {
@@ -213,8 +195,7 @@ impl<S: Serve> Worker<S> {
 
     fn run(mut self) {
         let leadership = Arc::clone(&self.shared.leadership);
-        LEADERSHIP.with(|own| drop(own.set(Arc::clone(&leadership))));
-        block::before_sleep(about_to_sleep);
+        turn::join(&leadership);
         while leadership.follow() {
             if let Err(error) = self.lead().and_then(|()| self.help()) {
                 tracing::error!(
@@ -254,19 +235,18 @@ impl<S: Serve> Worker<S> {
             };
             let awaited = awaited(&request, shared.awaits_release);
             let (turn, with_others) = leadership.begin(self.number, awaited);
-            TURN.set(Some(turn));
-            BLOCKS.set(false);
+            turn::begin(turn);
             if is_long(&request) && shared.waiting.has_idle_cpu(Instant::now()) {
-                about_to_sleep();
+                turn::about_to_sleep();
             }
             let client = request.header.pid;
             shared.serve(from, &request);
-            TURN.set(None);
+            let (turn, blocked) = turn::end();
             let served = Served {
                 awaited: awaited == Awaited::Yes && !is_release(&request),
                 was_there,
                 client,
-                blocked: BLOCKS.get(),
+                blocked,
                 with_others,
                 enough,
             };
@@ -274,7 +254,7 @@ impl<S: Serve> Worker<S> {
             if advice == Advice::OneMore {
                 leadership.add_seat();
             }
-            if !leadership.finish(turn) {
+            if !turn.is_some_and(|turn| leadership.finish(turn)) {
                 return Ok(());
             }
             if advice == Advice::OneLess && leadership.leave_seat() {

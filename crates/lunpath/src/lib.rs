@@ -22,6 +22,8 @@ pub enum Transport {
     Nbd,
     /// A logical unit of an iSCSI target.
     Iscsi,
+    /// An RBD image of a Ceph cluster.
+    Rbd,
 }
 
 impl Transport {
@@ -31,6 +33,7 @@ impl Transport {
             Transport::File => "file",
             Transport::Nbd => "nbd",
             Transport::Iscsi => "iscsi",
+            Transport::Rbd => "rbd",
         }
     }
 }
@@ -82,12 +85,13 @@ pub enum AccessHint {
 /// padding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// World-wide ID: `naa.HEX`, `eui.HEX`, `t10.TEXT` or `uuid.HEX` (VPD page 0x83), or the value
-    /// in the description of an NBD export (`wwid=...`). `None`: the target reports none.
+    /// World-wide ID: `naa.HEX`, `eui.HEX`, `t10.TEXT` or `uuid.HEX` (VPD page 0x83), the value in
+    /// the description of an NBD export (`wwid=...`), or `rbd.FSID.POOL.IMAGE` with the IDs of a
+    /// Ceph cluster, its pool and the image. `None`: the target reports none.
     pub wwid: Option<String>,
     /// Unit serial number (VPD page 0x80).
     pub serial: Option<String>,
-    /// Vendor of the device, for attribute scopes: `IET`, `NBD`, `file`.
+    /// Vendor of the device, for attribute scopes: `IET`, `NBD`, `Ceph`, `file`.
     pub vendor: String,
     /// Product name of the device.
     pub product: String,
@@ -110,7 +114,7 @@ pub trait Lunpath: Send + Sync {
     fn transport(&self) -> Transport;
 
     /// Returns the port of the target, for limits per port and `pref_tport`: `HOST:PORT`, the path
-    /// of a socket, or the directory of a file. Paths with the same text share a port.
+    /// of a socket, the directory of a file, or the configuration of a Ceph cluster. Paths with the same text share a port.
     fn target_port(&self) -> String;
 
     /// Queries the identity of the target. Waits at most `within`.
@@ -143,6 +147,14 @@ pub trait Lunpath: Send + Sync {
     /// # Errors
     /// [`block::ErrorKind::Unsupported`] if the transport or the target has no fence.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
+
+    /// Explains why requests on connections that are up have had no answer for seconds, if the
+    /// storage can be asked: for status displays. `None`: they are answered, or nothing is known.
+    /// Waits at most `within`.
+    fn stalled(&self, within: Duration) -> Option<String> {
+        let _ = within;
+        None
+    }
 
     /// Removes state that lost connections and fences have left at the target. For use once no
     /// connection of the LUN remains; called for all its paths and then once more, because one path

@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 const HURRY_SECS: u32 = 5;
 /// Maximum time that a path may take to clean up at its target.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+/// Time limit for the question to a path why its I/O waits.
+const STALL_WITHIN: Duration = Duration::from_secs(1);
 
 /// Pause between two checks for lost writes.
 const SETTLE_PAUSE: Duration = Duration::from_millis(5);
@@ -119,7 +121,8 @@ impl Lun {
     /// shown as such.
     ///
     /// # Errors
-    /// No path leads to the LUN; the detail lists the reason for each path.
+    /// No path leads to the LUN, or another user has it on every path ([`ErrorKind::Busy`]); the
+    /// detail lists the reason for each path.
     pub fn open(config: Config) -> Result<Lun> {
         let enabled = config.paths.iter().enumerate().filter(|(_, p)| p.enabled);
         let enabled: Vec<_> = enabled.map(|(i, p)| (i, Arc::clone(&p.path))).collect();
@@ -130,12 +133,14 @@ impl Lun {
         });
         let mut failures = Vec::new();
         let mut lost = Vec::new();
+        let mut is_in_use = !enabled.is_empty();
         let mut answers: Vec<(usize, Identity, DeviceInfo)> = Vec::new();
         for contact in contacts {
             match contact.answer {
                 Ok((identity, info)) => answers.push((contact.path, identity, info)),
                 Err(error) => {
                     failures.push(error.to_string());
+                    is_in_use &= error.kind() == ErrorKind::Busy;
                     // A port without access reports that when its access state is queried.
                     if error.kind() != ErrorKind::NotNow {
                         lost.push((contact.path, error.to_string()));
@@ -158,7 +163,12 @@ impl Lun {
                 }
             }
             let why = format!("no usable path: {}", failures.join("; "));
-            return Err(Error::new(ErrorKind::PathLost, &config.name, why));
+            let kind = if is_in_use && answers.is_empty() {
+                ErrorKind::Busy
+            } else {
+                ErrorKind::PathLost
+            };
+            return Err(Error::new(kind, &config.name, why));
         };
         let good: Vec<_> = answers
             .iter()
@@ -450,15 +460,32 @@ impl Lun {
         }
     }
 
+    /// Finds the paths whose storage keeps I/O waiting, and why.
+    fn stalls(&self) -> Vec<(String, String)> {
+        let paths = self.shared.paths();
+        let busy = paths.iter().filter(|p| p.in_flight.load(Relaxed) > 0);
+        let stalls = busy.filter_map(|p| {
+            let why = p.path.stalled(STALL_WITHIN)?;
+            Some((p.path.name().to_owned(), why))
+        });
+        stalls.collect()
+    }
+
     /// Returns the status of the LUN and its paths.
     pub fn status(&self) -> LunStatus {
+        // Before the lock: a path may ask its storage.
+        let stalls = self.stalls();
         let queues = lock(&self.shared.queues);
         let count = queues.len();
         let sum = |f: fn(&QueueShared) -> u32| queues.iter().map(|q| f(q)).sum();
         let identity = lock(&self.shared.identity).clone();
         let paths = self.shared.paths();
         let shown = paths.iter().filter(|p| p.admin() != Admin::Removed);
-        let paths: Vec<_> = shown.map(|p| path_status(p, count)).collect();
+        let mut paths: Vec<_> = shown.map(|p| path_status(p, count)).collect();
+        for path in &mut paths {
+            let stall = stalls.iter().find(|(name, _)| *name == path.name);
+            path.why = path.why.take().or_else(|| Some(stall?.1.clone()));
+        }
         LunStatus {
             name: self.shared.name.clone(),
             wwid: identity.wwid,

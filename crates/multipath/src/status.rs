@@ -50,13 +50,13 @@ pub struct PathStatus {
     pub name: String,
     /// Legacy name, `cXtYdZ`.
     pub legacy: String,
-    /// `file`, `nbd` or `iscsi`.
+    /// `file`, `nbd`, `iscsi` or `rbd`.
     pub transport: &'static str,
     /// Target port.
     pub port: String,
     /// Current state.
     pub state: PathState,
-    /// Reason why it is refused or has failed.
+    /// Reason why it is refused or has failed, or why its I/O waits.
     pub why: Option<String>,
     /// Access state of its target port (ALUA): `optimized`, `non_optimized`, `standby`,
     /// `unavailable` or `transitioning`.

@@ -1,7 +1,8 @@
 //! DEVICE arguments: a file, a block device, `nbd://...`, `nbd+unix://...`,
-//! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN. Several of them joined by `+` are paths of
-//! one LUN.
+//! `iscsi://PORTAL/TARGET/LUN`, `rbd:POOL/IMAGE`, or the name of a LUN. Several of them joined by
+//! `+` are paths of one LUN.
 
+mod address;
 mod locked;
 mod peek;
 
@@ -12,6 +13,9 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings};
+use address::addresses;
+pub use address::{default_name, is_lun};
+pub(crate) use address::{full_address, is_lun_name, is_uri};
 use block::{Access, BlockDevice, Scratch};
 use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
@@ -20,6 +24,7 @@ pub use path_file::Sharing;
 use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
+use path_rbd::{RbdAddress, RbdPath};
 pub(crate) use peek::{Peek, answers, peek};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -372,98 +377,28 @@ fn locked_by(file: &File) -> Option<String> {
     (pid > 0).then(|| claim::program(pid))
 }
 
-/// Reports whether a name has the form of those that the registry assigns.
-pub(crate) fn is_lun_name(name: &str) -> bool {
-    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    let legacy = || {
-        let (c, rest) = name.strip_prefix('c')?.split_once('t')?;
-        let (t, d) = rest.split_once('d')?;
-        Some(digits(c) && digits(t) && digits(d))
-    };
-    name.strip_prefix("disk").is_some_and(digits) || legacy() == Some(true)
-}
-
-pub(crate) fn is_uri(name: &str) -> bool {
-    NbdUri::is_one(name) || name.starts_with("iscsi://")
-}
-
-/// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file
-/// takes precedence over a LUN of the same name.
-fn addresses(device: &Path) -> Option<Vec<String>> {
-    let text = device.to_str()?;
-    if device.exists() {
-        return None;
-    }
-    if is_lun_name(text) {
-        return Some(vec![text.to_owned()]);
-    }
-    // The `+` of a URI scheme (`nbd+unix`) joins no paths: such a piece continues the last part.
-    let mut parts: Vec<String> = Vec::new();
-    for piece in text.split('+') {
-        let inside = parts
-            .last()
-            .is_some_and(|p| matches!(p.as_str(), "nbd" | "nbds"));
-        match parts.last_mut() {
-            Some(last) if inside => *last = format!("{last}+{piece}"),
-            _ => parts.push(piece.to_owned()),
-        }
-    }
-    let one = |p: &String| is_uri(p) || is_lun_name(p) || Path::new(p).exists();
-    let several = parts.len() > 1 && parts.iter().all(one);
-    let full = || parts.iter().map(|part| full_address(part)).collect();
-    (several || is_uri(text)).then(full)
-}
-
-/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
-pub fn is_lun(device: &Path) -> bool {
-    addresses(device).is_some()
-}
-
-/// Derives the default name of a service from its DEVICE.
-pub fn default_name(device: &Path) -> String {
-    let Some(first) = addresses(device).and_then(|a| a.into_iter().next()) else {
-        let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned());
-        return stem.unwrap_or_default();
-    };
-    let plain = first.split('?').next().unwrap_or_default();
-    // The part behind the authority: an export, or a target and a logical unit number.
-    let within = match plain.split_once("://") {
-        Some((_, rest)) => rest.split_once('/').map_or("", |(_, within)| within),
-        None => plain,
-    };
-    let mut parts = within.split('/').filter(|s| !s.is_empty());
-    let name = if first.starts_with("iscsi://") {
-        parts.next()
-    } else {
-        parts.next_back()
-    };
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let name: String = name
-        .unwrap_or("volume")
-        .chars()
-        .filter(|c| good(*c))
-        .collect();
-    name.trim_start_matches(['.', '-'])
-        .chars()
-        .take(64)
-        .collect()
-}
-
-/// Converts an address to the form that the registry stores: paths are absolute.
-pub(crate) fn full_address(address: &str) -> String {
-    if is_uri(address) || !Path::new(address).exists() {
-        return address.to_owned();
-    }
-    let full = std::path::absolute(address).ok();
-    let full = full.and_then(|path| path.into_os_string().into_string().ok());
-    full.unwrap_or_else(|| address.to_owned())
-}
-
-/// Creates the path to the disk at an address, without connecting.
+/// Creates the path to the disk at an address, without connecting: one of several of its LUN.
 ///
 /// # Errors
 /// The address is invalid.
 pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc<dyn Lunpath>> {
+    lunpath_of(address, settings, access, Company::Others)
+}
+
+/// Whether a LUN has other paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Company {
+    Alone,
+    Others,
+}
+
+/// Same as [`lunpath`], for a LUN that may have no other path.
+fn lunpath_of(
+    address: &str,
+    settings: &Settings,
+    access: Access,
+    company: Company,
+) -> Result<Arc<dyn Lunpath>> {
     if NbdUri::is_one(address) {
         let options = path_nbd::Options {
             read_only: access.is_read_only(),
@@ -474,6 +409,12 @@ pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc
     if address.starts_with("iscsi://") {
         let options = iscsi_options(settings, access);
         return Ok(Arc::new(IscsiPath::parse(address, options)?));
+    }
+    if RbdAddress::is_one(address) {
+        return Ok(Arc::new(RbdPath::parse(
+            address,
+            rbd_options(access, company),
+        )?));
     }
     known_scheme(address)?;
     let options = path_file::Options {
@@ -491,11 +432,29 @@ pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc
 fn known_scheme(address: &str) -> Result<()> {
     if address.contains("://") && !Path::new(address).exists() {
         Err(Error::Usage(format!(
-            "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix:// or \
-             iscsi://"
+            "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix://, \
+             iscsi:// or rbd:"
         )))
     } else {
         Ok(())
+    }
+}
+
+/// Time after which a request on an RBD path is given up, so that another path can carry it out.
+const RBD_GIVE_UP: Duration = Duration::from_secs(30);
+
+/// Chooses the options of an RBD path. The only path of a LUN keeps the lock of its image, and its
+/// requests wait for the cluster. Beside other paths it hands the lock to gateways that ask for it.
+fn rbd_options(access: Access, company: Company) -> path_rbd::Options {
+    let (lock, give_up) = match company {
+        Company::Alone => (path_rbd::Lock::Exclusive, None),
+        Company::Others => (path_rbd::Lock::Cooperative, Some(RBD_GIVE_UP)),
+    };
+    path_rbd::Options {
+        read_only: access.is_read_only(),
+        lock,
+        give_up,
+        ..path_rbd::Options::default()
     }
 }
 
@@ -683,9 +642,13 @@ fn start(
     access: Access,
 ) -> Result<Lun> {
     let mut paths = Vec::new();
+    let company = match known.paths.iter().filter(|path| path.enabled).count() {
+        0 | 1 => Company::Alone,
+        _ => Company::Others,
+    };
     for path in &known.paths {
         paths.push(PathSpec {
-            path: lunpath(&path.address, settings, access)?,
+            path: lunpath_of(&path.address, settings, access, company)?,
             legacy: path.legacy.clone(),
             enabled: path.enabled,
         });
@@ -762,39 +725,4 @@ fn proof(paths: &[PathSpec]) -> Proof {
         };
     }
     Proof::Compare
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_is_a_file_or_the_paths_of_a_lun() {
-        let parse = |text: &str| addresses(Path::new(text));
-        assert_eq!(parse("/dev/null"), None);
-        assert_eq!(parse("not-there.img"), None);
-        assert_eq!(parse("disk12"), Some(vec!["disk12".into()]));
-        assert_eq!(parse("c0t1d2"), Some(vec!["c0t1d2".into()]));
-        assert_eq!(parse("diskette"), None);
-        let unix = "nbd+unix:///e?socket=/a";
-        let both = format!("{unix}+nbd://h/x+iscsi://p/iqn.x/1+{unix}");
-        let parts = parse(&both).unwrap();
-        assert_eq!(parts, [unix, "nbd://h/x", "iscsi://p/iqn.x/1", unix]);
-        assert_eq!(parse("/dev/null+/dev/zero").unwrap().len(), 2);
-        assert_eq!(parse("/dev/null+/not/there"), None);
-    }
-
-    #[test]
-    fn what_is_attached_has_a_name() {
-        let name = |text: &str| default_name(Path::new(text));
-        assert_eq!(name("/srv/data.img"), "data");
-        assert_eq!(name("nbd+unix:///e?socket=/a+nbd://h/x"), "e");
-        assert_eq!(name("nbd://h:1/x"), "x");
-        assert_eq!(name("nbd://h:1/"), "volume");
-        assert_eq!(
-            name("iscsi://h/iqn.2026-01.org.evfs:d/1"),
-            "iqn.2026-01.org.evfsd"
-        );
-        assert_eq!(name("disk3"), "disk3");
-    }
 }

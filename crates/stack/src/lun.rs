@@ -305,13 +305,13 @@ pub fn save(
                 let good = scope == "global"
                     || scope
                         .strip_prefix("transport:")
-                        .is_some_and(|t| matches!(t, "file" | "nbd" | "iscsi"))
+                        .is_some_and(|t| matches!(t, "file" | "nbd" | "iscsi" | "rbd"))
                     || scope
                         .strip_prefix("device:")
                         .is_some_and(|d| d.contains('/'));
                 if !good {
                     return Err(Error::Usage(format!(
-                        "invalid scope `{scope}`: expected global, transport:file|nbd|iscsi or \
+                        "invalid scope `{scope}`: expected global, transport:file|nbd|iscsi|rbd or \
                          device:VENDOR/PRODUCT"
                     )));
                 }
@@ -467,7 +467,7 @@ fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<(
     if there.is_err() && (is_lun_name(path) || own) {
         return Err(Error::Usage(format!(
             "`{path}` is the name of a LUN, and cannot be a path of {name}: a path is an address \
-             (nbd://, nbd+unix://, iscsi://), a file or a block device"
+             (nbd://, nbd+unix://, iscsi://, rbd:), a file or a block device"
         )));
     }
     // For a malformed address, the parser has the better message.

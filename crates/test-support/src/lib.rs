@@ -6,6 +6,7 @@
 //! compiler in modules named `needs_peer`, unless their whole binary needs it. The check selects
 //! tests by these names.
 
+pub mod ceph;
 pub mod tgtd;
 
 use std::path::{Path, PathBuf};

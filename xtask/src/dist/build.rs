@@ -9,8 +9,8 @@ use std::process::Command;
 const SOURCES: &str = "/usr/src/evfs";
 const CARGO: &str = "/usr/src/cargo";
 
-/// Profile with the symbols that are packed separately.
-const PROFILE: &str = "profiling";
+/// Profile of the program that users install, with the symbols that are packed separately.
+const PROFILE: &str = "dist";
 
 /// Builds the program from the sources in `root`, with the registry in `cargo_home`, and returns its
 /// path. Code that contains the date of its build gets `date`.

@@ -20,7 +20,7 @@ pub enum Reply {
     Violation(u64),
 }
 
-/// A disk.
+/// State of a disk.
 #[derive(Debug, Default)]
 pub struct Disk {
     /// The epoch that it stores, and the machine that has it.

@@ -13,7 +13,7 @@ use disk::{Disk, Operation, Reply};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
-use store::Store;
+use store::{Load, Store};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1000 * MS;
@@ -30,7 +30,7 @@ pub enum Planted {
     Nothing,
     /// A fence is reported as proven without having been requested on the last path.
     PathNotFenced,
-    /// A machine serves until its lease ends, and counts from the answer.
+    /// A machine takes its lease for one of four seconds, and serves until its end.
     LateStop,
     /// The store replaces a record of another revision.
     BlindStore,
@@ -356,7 +356,11 @@ impl World {
                 self.hosts[host].process += 1;
                 let mut config = Config::new(name(host));
                 if self.rules.planted == Planted::LateStop {
-                    config.margin = Duration::ZERO;
+                    (config.margin, config.ttl) = (Duration::ZERO, Duration::from_secs(4));
+                }
+                if self.rules.planted == Planted::BlindStore {
+                    // All candidates claim at once.
+                    config.stagger = Duration::from_millis(1);
                 }
                 let now = At(Duration::from_nanos(self.clock(host)));
                 self.hosts[host].machine = Some(Machine::new(config, now));
@@ -526,7 +530,7 @@ impl World {
         self.with(host, |machine| machine.done(now, unit, epoch, done));
     }
 
-    /// Opening or stopping a unit has ended, unless it was killed meanwhile.
+    /// Opening or stopping a unit has ended, unless it was killed.
     fn ended(&mut self, host: usize, unit: &Name, epoch: u64, done: Done) {
         let phase = self.hosts[host].machine.as_ref().map(|m| m.phase(unit));
         match (phase, done) {
@@ -696,6 +700,12 @@ impl World {
         }
         self.expire();
         let is_loading = matches!(ask, Ask::Load);
+        let ask = match ask {
+            Ask::Grant { ttl } => Ask::Grant {
+                ttl: ttl.min(Duration::from_secs(3)),
+            },
+            ask => ask,
+        };
         let (answer, told) = self.store.execute(self.now, host, &name(host), ask);
         if is_loading && self.hosts[host].process == process && self.hosts[host].store {
             self.store.watch(host);
@@ -726,7 +736,7 @@ impl World {
         }
     }
 
-    /// Lets leases end also while nobody asks.
+    /// Lets leases end also without requests.
     pub fn step(&mut self, time: u64) {
         let end = self.now + time;
         while self.now < end {
@@ -751,20 +761,21 @@ impl World {
         }
         // A claim that was confirmed late may still move a unit once.
         self.step(5 * SECOND);
+        let mut counts: BTreeMap<&Name, usize> = BTreeMap::new();
+        for unit in self.hosts.iter().flat_map(|host| host.serving.keys()) {
+            *counts.entry(unit).or_default() += 1;
+        }
         for unit in self.numbers.keys() {
-            let serving = |host: &&Host| host.serving.contains_key(unit);
-            let count = self.hosts.iter().filter(serving).count();
+            let count = counts.get(unit).copied().unwrap_or(0);
             if count != 1 {
                 let record = self.store.record(unit);
-                self.violated(&format!(
-                    "{count} machines serve {unit} in the end: {record:?}"
-                ));
+                let why = format!("{count} machines serve {unit} in the end: {record:?}");
+                self.violated(&why);
             }
         }
     }
 
-    /// Requests that the store has executed, and notices that it has sent.
-    pub fn load(&self) -> (u64, u64) {
+    pub fn load(&self) -> Load {
         self.store.load()
     }
 

@@ -4,7 +4,15 @@ use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A lease.
+/// Requests that the store has executed, and notices that it has sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    pub renewals: u64,
+    pub others: u64,
+    pub notices: u64,
+}
+
+/// Times of a lease, in nanoseconds.
 #[derive(Debug)]
 struct Lease {
     end: u64,
@@ -25,7 +33,8 @@ pub struct Store {
     /// Hosts that are candidates of a unit; all if it is absent.
     candidates: BTreeMap<Name, BTreeSet<usize>>,
     is_blind: bool,
-    executed: u64,
+    renewals: u64,
+    others: u64,
     notified: u64,
 }
 
@@ -46,7 +55,8 @@ impl Store {
             delivered: BTreeMap::new(),
             candidates: BTreeMap::new(),
             is_blind,
-            executed: 0,
+            renewals: 0,
+            others: 0,
             notified: 0,
         }
     }
@@ -65,8 +75,12 @@ impl Store {
         self.records.get(unit).map(|(record, _)| record)
     }
 
-    pub fn load(&self) -> (u64, u64) {
-        (self.executed, self.notified)
+    pub fn load(&self) -> Load {
+        Load {
+            renewals: self.renewals,
+            others: self.others,
+            notices: self.notified,
+        }
     }
 
     /// Lets nothing be executed for a time. After it, all leases live as long as at first.
@@ -136,6 +150,9 @@ impl Store {
     }
 
     pub fn expire(&mut self, now: u64) -> Vec<Notice> {
+        if self.leases.values().all(|lease| lease.end > now) {
+            return Vec::new();
+        }
         self.leases.retain(|_, lease| lease.end > now);
         let leases = &self.leases;
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.machines)
@@ -154,7 +171,10 @@ impl Store {
         machine: &Name,
         ask: Ask,
     ) -> (Answer, Vec<Notice>) {
-        self.executed += 1;
+        match ask {
+            Ask::Renew { .. } => self.renewals += 1,
+            _ => self.others += 1,
+        }
         let nanos = |ttl: Duration| u64::try_from(ttl.as_nanos()).expect("a time");
         match ask {
             Ask::Grant { ttl } => {

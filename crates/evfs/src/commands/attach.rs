@@ -21,7 +21,7 @@ Examples:
   evfs attach disk.img --direct --loop              bypass the cache (the consumer has its own)")]
 pub struct Args {
     /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://...,
-    /// diskN; addresses joined by + are paths of one LUN
+    /// rbd:..., diskN; addresses joined by + are paths of one LUN
     #[arg(add = names::devices())]
     device: PathBuf,
     /// Name of the attached volume [default: derived from the device]

@@ -80,8 +80,8 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
         /// Attribute and its new value; `evfs lun get` lists the attributes
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
-        /// Scope to save for: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT [default:
-        /// this LUN]
+        /// Scope to save for: global, transport:file|nbd|iscsi|rbd or device:VENDOR/PRODUCT
+        /// [default: this LUN]
         #[arg(long)]
         scope: Option<String>,
     },

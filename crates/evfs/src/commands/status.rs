@@ -266,7 +266,7 @@ fn add_lun(out: &mut String, v: &Value) {
     }
     for path in v["lun_state"]["paths"].as_array().into_iter().flatten() {
         let text = |key: &str| path[key].as_str().unwrap_or_default();
-        if !matches!(text("state"), "active" | "standby") {
+        if !matches!(text("state"), "active" | "standby") || !text("why").is_empty() {
             let _ = writeln!(
                 out,
                 "    path  {}  {}  {}",

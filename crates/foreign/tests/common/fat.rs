@@ -48,6 +48,9 @@ pub fn open(device: &Arc<dyn BlockDevice>, cache: &Cache) -> Arc<Files> {
 /// Content of the tree by the lower-case path: the path, and the bytes of a file.
 pub type Paths = BTreeMap<String, (String, Option<Vec<u8>>)>;
 
+/// One file of [`Paths`].
+pub type Entry = (String, (String, Option<Vec<u8>>));
+
 /// Reads all files of a tree in which each name exists once.
 pub fn paths_of(files: &Arc<Files>) -> Paths {
     let entries = entries_of(files);
@@ -58,7 +61,7 @@ pub fn paths_of(files: &Arc<Files>) -> Paths {
 }
 
 /// Reads all files of a tree, as the entries of [`Paths`].
-pub fn entries_of(files: &Arc<Files>) -> Vec<(String, (String, Option<Vec<u8>>))> {
+pub fn entries_of(files: &Arc<Files>) -> Vec<Entry> {
     let mut lane = files.lane().expect("a lane");
     let (mut paths, mut todo) = (Vec::new(), vec![(String::new(), ROOT)]);
     while let Some((dir, node)) = todo.pop() {

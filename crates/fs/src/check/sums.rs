@@ -159,8 +159,7 @@ impl FsShared {
                 return Ok(());
             }
         }
-        let blocks = data.chunks(BLOCK_BYTES as usize);
-        let sums: Vec<_> = blocks.map(|block| self.summer.sum_of(block)).collect();
+        let sums = self.summer.sums_of(&data);
         let mut op = Op::begin_any(self, 0)?;
         op.set_sums(run, &sums);
         op.finish();

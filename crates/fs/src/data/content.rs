@@ -12,16 +12,19 @@
 //! dirty, and lasts until the page is written or truncated; so write-behind never finds the disk
 //! full.
 
-use crate::data::extents::{decode, end_of};
+use crate::data::extents::{Mapped, decode, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
 use crate::format::chunk::Chunk;
-use crate::format::key::{Ino, Item, Key, PLACE_MAX};
+use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Inode, blocks_for};
 use crate::metadata::inode_state::{Blocks, InodeState};
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
 use std::ops::Range;
+
+/// Extents and chunks that are freed together with the last name of a file; more are freed after it.
+pub(crate) const EXTENTS_AT_ONCE: usize = 1024;
 
 /// Effect of a write on the times and the data version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,24 +84,80 @@ pub enum Seek {
     Hole,
 }
 
-impl Op<'_> {
-    /// Removes all items of an inode: its extents, attributes, target and record.
-    pub fn destroy(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
-        let tree = self.tree;
-        let (mut extents, mut chunks, mut others) = (Vec::new(), Vec::new(), Vec::new());
+/// Items of an inode that are removed with it, besides its record.
+#[derive(Default)]
+pub(crate) struct Items {
+    extents: Vec<Mapped>,
+    chunks: Vec<(u64, Chunk)>,
+    others: Vec<(Item, u64)>,
+}
+
+impl Items {
+    fn add(&mut self, key: Key, bytes: &[u8]) -> Result<()> {
+        match key.kind() {
+            Some(Item::Extent) => self.extents.push(decode(key.place(), bytes)?),
+            Some(Item::Chunk) => self.chunks.push((key.place(), Chunk::decode(bytes)?)),
+            Some(item @ (Item::Target | Item::Xattr)) => self.others.push((item, key.place())),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reports whether one operation can remove them together with a name.
+    pub fn are_few(&self) -> bool {
+        self.extents.len() + self.chunks.len() <= EXTENTS_AT_ONCE
+    }
+}
+
+impl State {
+    /// Reads an inode that is about to lose a name. If it has no other one and is not in use, reads
+    /// its items as well, which are next to its record; of many items a part.
+    pub fn read_with_items(&self, tree: TreeId, ino: Ino) -> Result<(Inode, Option<Items>)> {
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            return Ok((core.inode.clone(), None));
+        }
+        let (mut inode, mut items) = (None, Items::default());
         let (from, to) = (
-            Key::item(tree, ino, Item::Target, 0),
+            Key::item(tree, ino, Item::Inode, 0),
             Key::item(tree, ino, Item::Chunk, PLACE_MAX),
         );
         self.scan_keys(tree, from, to, |key, bytes| {
-            match key.kind() {
-                Some(Item::Extent) => extents.push(decode(key.place(), bytes)?),
-                Some(Item::Chunk) => chunks.push((key.place(), Chunk::decode(bytes)?)),
-                Some(item @ (Item::Target | Item::Xattr)) => others.push((item, key.place())),
-                _ => {}
+            if key.kind() != Some(Item::Inode) {
+                items.add(key, bytes)?;
+                return Ok(items.are_few());
             }
-            Ok(true)
+            let record = Inode::decode(bytes)?;
+            let is_last = record.links == 1 && !record.is_dir();
+            inode = Some(record);
+            Ok(is_last)
         })?;
+        let inode = inode.ok_or(Kind::Stale)?;
+        let items = (inode.links == 1 && !inode.is_dir()).then_some(items);
+        Ok((inode, items))
+    }
+}
+
+impl Op<'_> {
+    /// Removes all items of an inode: its extents, attributes, target and record. `items` are those
+    /// besides the record, if the caller has read them.
+    pub fn destroy(&mut self, ino: Ino, inode: &Inode, items: Option<Items>) -> Result<()> {
+        let tree = self.tree;
+        let mut read = Items::default();
+        if items.is_none() {
+            let (from, to) = (
+                Key::item(tree, ino, Item::Target, 0),
+                Key::item(tree, ino, Item::Chunk, PLACE_MAX),
+            );
+            self.scan_keys(tree, from, to, |key, bytes| {
+                read.add(key, bytes)?;
+                Ok(true)
+            })?;
+        }
+        let Items {
+            extents,
+            chunks,
+            others,
+        } = items.unwrap_or(read);
         let gone = self.unmap_all(tree, ino, &extents)? + self.remove_chunks(tree, ino, &chunks)?;
         if gone != inode.blocks {
             let text = format!(
@@ -197,7 +256,7 @@ impl Fileset {
             }
             op.delete(self.id, 0, (Item::Orphan, ino))?;
             let inode = op.read_inode(ino)?;
-            op.destroy(ino, &inode)?;
+            op.destroy(ino, &inode, None)?;
             op.finish();
             return Ok(true);
         }

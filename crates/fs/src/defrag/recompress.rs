@@ -123,9 +123,10 @@ impl State {
     /// Finds the first place from a block on that has blocks of the device.
     fn place_after(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<u64>> {
         let covering = !self.extents(tree, ino, block..block + 1)?.is_empty();
-        let extent = match covering {
-            true => Some(block),
-            false => self.extent_after(tree, ino, block)?.map(|mapped| mapped.0),
+        let extent = if covering {
+            Some(block)
+        } else {
+            self.extent_after(tree, ino, block)?.map(|mapped| mapped.0)
         };
         let chunk = self.chunk_blocks_after(tree, ino, block)?;
         let first = [extent, chunk.map(|run| run.start)];

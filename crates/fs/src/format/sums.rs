@@ -7,18 +7,16 @@
 
 use crate::error::{Error, Result};
 use crate::format::record::BLOCK_BYTES;
-use crate::integrity::{IntegrityKey, TAG_BYTES, TAGS_AT_ONCE, Tag};
+use crate::integrity::{IntegrityKey, TAG_BYTES, Tag};
+use block::{SumBlock, SumGroup};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Number of blocks of a record.
 pub(crate) const SUMS_BLOCKS: u64 = 64;
 
-/// Checksum of a block: a CRC, or a tag as a number; [`NO_SUM`] if there is none.
-pub(crate) type Sum = u128;
-
-/// Number of blocks below which each is faster alone.
-const TAGS_TOGETHER_MIN: usize = 8;
+/// A CRC, or a tag as a number; [`NO_SUM`] if there is none.
+pub(crate) use block::Sum;
 
 /// Place of a block without a checksum.
 pub(crate) const NO_SUM: Sum = 0;
@@ -52,32 +50,17 @@ impl Summer {
         }
     }
 
-    /// Computes the checksums of blocks, and stores each at its place in `sums`.
-    pub fn fill(&self, sums: &mut [Sum], blocks: &[(usize, &[u8; BLOCK_BYTES as usize])]) {
-        match self {
-            Summer::Crc => blocks
-                .iter()
-                .for_each(|(at, block)| sums[*at] = self.sum_of(&block[..])),
-            Summer::Keyed(key) => {
-                for group in blocks.chunks(TAGS_AT_ONCE) {
-                    if group.len() < TAGS_TOGETHER_MIN {
-                        for (at, block) in group {
-                            sums[*at] = self.sum_of(&block[..]);
-                        }
-                        continue;
-                    }
-                    let contents: Vec<_> = group.iter().map(|(_, block)| *block).collect();
-                    for ((at, _), tag) in group.iter().zip(key.block_tags(&contents)) {
-                        sums[*at] = sum_of_tag(tag);
-                    }
-                }
-            }
-        }
+    /// Computes the checksums of consecutive blocks.
+    pub fn sums_of(&self, data: &[u8]) -> Vec<Sum> {
+        let (blocks, _) = data.as_chunks();
+        let mut sums = SumGroup::new(self, blocks.len());
+        blocks.iter().for_each(|block| sums.add(block));
+        sums.finish()
     }
 
-    /// Reports whether only the holder of a key can compute the checksums.
-    pub fn is_keyed(&self) -> bool {
-        matches!(self, Summer::Keyed(_))
+    /// Returns the function as the device takes it.
+    pub fn shared(&self) -> Arc<dyn block::Summer> {
+        Arc::new(self.clone())
     }
 
     /// Returns the length of an encoded checksum in bytes.
@@ -117,6 +100,22 @@ impl Summer {
             return Err(Error::corrupt("invalid checksum record"));
         }
         Ok(bytes.chunks_exact(self.width()))
+    }
+}
+
+impl block::Summer for Summer {
+    fn at_once(&self) -> usize {
+        match self {
+            Summer::Crc => 1,
+            Summer::Keyed(_) => block::SUMS_AT_ONCE,
+        }
+    }
+
+    fn sum(&self, blocks: &[&SumBlock], sums: &mut Vec<Sum>) {
+        match self {
+            Summer::Crc => sums.extend(blocks.iter().map(|block| self.sum_of(&block[..]))),
+            Summer::Keyed(key) => key.block_tags(blocks, |tag| sums.push(sum_of_tag(tag))),
+        }
     }
 }
 

@@ -167,8 +167,11 @@ impl InodeState {
 /// Set of blocks of a file.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Blocks {
-    /// Runs, start to end; neither adjacent nor overlapping.
-    runs: BTreeMap<u64, u64>,
+    /// The only run, without memory of its own, as most sets need no more; empty if there is none, or
+    /// several.
+    only: Range<u64>,
+    /// If there are several: all runs, start to end; neither adjacent nor overlapping.
+    several: BTreeMap<u64, u64>,
 }
 
 impl Blocks {
@@ -180,25 +183,29 @@ impl Blocks {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.only.is_empty() && self.several.is_empty()
     }
 
     /// Counts the blocks.
     pub fn count(&self) -> u64 {
-        self.runs.iter().map(|(start, end)| end - start).sum()
+        self.iter().map(|run| run.end - run.start).sum()
     }
 
     /// Iterates over all runs in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
-        self.runs.iter().map(|(start, end)| *start..*end)
+        let several = self.several.iter().map(|(start, end)| *start..*end);
+        let only = (!self.only.is_empty()).then(|| self.only.clone());
+        only.into_iter().chain(several)
     }
 
     /// Iterates over the runs within a range, clipped to it, in order.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let before = self.runs.range(..range.start).next_back();
-        let inside = self.runs.range(range.clone());
-        let all = before.into_iter().chain(inside);
-        let cut = all.map(move |(start, end)| (*start).max(range.start)..(*end).min(range.end));
+        let before = self.several.range(..range.start).next_back();
+        let inside = self.several.range(range.clone());
+        let several = before.into_iter().chain(inside);
+        let several = several.map(|(start, end)| *start..*end);
+        let all = std::iter::once(self.only.clone()).chain(several);
+        let cut = all.map(move |run| run.start.max(range.start)..run.end.min(range.end));
         cut.filter(|run| !run.is_empty())
     }
 
@@ -223,20 +230,43 @@ impl Blocks {
         if range.is_empty() {
             return 0;
         }
+        if self.several.is_empty() {
+            let run = self.only.clone();
+            if run.is_empty() {
+                self.only = range.clone();
+                return range.end - range.start;
+            }
+            if range.start <= run.end && run.start <= range.end {
+                self.only = run.start.min(range.start)..run.end.max(range.end);
+                return (self.only.end - self.only.start) - (run.end - run.start);
+            }
+            self.several.insert(run.start, run.end);
+            self.only = 0..0;
+        }
         let new = self.missing(range.clone());
         let new: u64 = new.map(|run| run.end - run.start).sum();
         let (mut start, mut end) = (range.start, range.end);
-        if let Some((&s, &e)) = self.runs.range(..=start).next_back()
+        if let Some((&s, &e)) = self.several.range(..=start).next_back()
             && e >= start
         {
             (start, end) = (s, end.max(e));
         }
-        while let Some((&s, &e)) = self.runs.range(start..=end).next() {
-            self.runs.remove(&s);
+        while let Some((&s, &e)) = self.several.range(start..=end).next() {
+            self.several.remove(&s);
             end = end.max(e);
         }
-        self.runs.insert(start, end);
+        self.several.insert(start, end);
+        self.note_only();
         new
+    }
+
+    /// Moves the only run of several that is left to its place.
+    fn note_only(&mut self) {
+        if self.several.len() == 1
+            && let Some((start, end)) = self.several.pop_first()
+        {
+            self.only = start..end;
+        }
     }
 
     /// Adds all blocks of another set.
@@ -253,20 +283,27 @@ impl Blocks {
         if there == 0 {
             return 0;
         }
-        if let Some((&s, &e)) = self.runs.range(..range.start).next_back()
+        if self.several.is_empty() {
+            let run = std::mem::take(&mut self.only);
+            self.insert(run.start..range.start.max(run.start));
+            self.insert(range.end.min(run.end)..run.end);
+            return there;
+        }
+        if let Some((&s, &e)) = self.several.range(..range.start).next_back()
             && e > range.start
         {
-            self.runs.insert(s, range.start);
+            self.several.insert(s, range.start);
             if e > range.end {
-                self.runs.insert(range.end, e);
+                self.several.insert(range.end, e);
             }
         }
-        while let Some((&s, &e)) = self.runs.range(range.clone()).next() {
-            self.runs.remove(&s);
+        while let Some((&s, &e)) = self.several.range(range.clone()).next() {
+            self.several.remove(&s);
             if e > range.end {
-                self.runs.insert(range.end, e);
+                self.several.insert(range.end, e);
             }
         }
+        self.note_only();
         there
     }
 }

@@ -9,7 +9,7 @@ use crate::format::key::{Ino, PLACE_MAX, TreeId};
 use crate::format::record::{Inode, Run, Time};
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::shared::FsShared;
-use crate::metadata::state::State;
+use crate::metadata::state::{State, Step};
 use crate::space::Space;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::RwLockWriteGuard;
@@ -169,6 +169,19 @@ impl<'a> Op<'a> {
     pub fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
         let tree = self.tree;
         self.update(tree, ino, change)
+    }
+
+    /// Changes an inode of this tree in memory; the next commit writes its record. Not for what counts
+    /// against limits, which the record decides: the owners, the blocks, and the links of a file.
+    pub fn change_later(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
+        let name = (self.tree, ino);
+        let core = self.core(ino)?;
+        let before = core.inode.clone();
+        change(&mut core.inode);
+        let was_dirty = std::mem::replace(&mut core.dirty, true);
+        self.list_dirty(name);
+        self.steps.push(Step::Core(name, before, was_dirty));
+        Ok(())
     }
 
     /// Checks that the device has room for more metadata.

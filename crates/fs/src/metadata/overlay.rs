@@ -2,6 +2,7 @@
 
 use crate::format::key::Key;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Whether the lower layers may have a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,32 +42,56 @@ pub(crate) struct Overlay {
 /// Approximate memory of a map entry besides its value, in bytes.
 const ENTRY_BYTES: usize = 64;
 
+fn cost(change: &Change) -> usize {
+    ENTRY_BYTES + change.value().map_or(0, <[u8]>::len)
+}
+
 impl Overlay {
     /// Sets a key. An existing entry here takes precedence over `prior`. Returns the previous
     /// entry.
     pub fn put(&mut self, key: Key, value: Box<[u8]>, prior: Prior) -> Option<Change> {
-        let prior = match self.changes.get(&key) {
-            Some(Change::Put { prior, .. }) => *prior,
-            Some(Change::Delete) => Prior::Possible,
-            None => prior,
+        self.bytes += ENTRY_BYTES + value.len();
+        let before = match self.changes.entry(key) {
+            Entry::Vacant(place) => {
+                place.insert(Change::Put { value, prior });
+                return None;
+            }
+            Entry::Occupied(mut entry) => {
+                let prior = match entry.get() {
+                    Change::Put { prior, .. } => *prior,
+                    Change::Delete => Prior::Possible,
+                };
+                entry.insert(Change::Put { value, prior })
+            }
         };
-        self.set(key, Some(Change::Put { value, prior }))
+        self.bytes -= cost(&before);
+        Some(before)
     }
 
     /// Deletes a key. Returns the previous entry.
     pub fn delete(&mut self, key: Key) -> Option<Change> {
-        match self.changes.get(&key) {
-            Some(Change::Put {
-                prior: Prior::Absent,
-                ..
-            }) => self.set(key, None),
-            _ => self.set(key, Some(Change::Delete)),
-        }
+        let before = match self.changes.entry(key) {
+            Entry::Vacant(place) => {
+                self.bytes += cost(place.insert(Change::Delete));
+                return None;
+            }
+            Entry::Occupied(mut entry) => match entry.get() {
+                Change::Put {
+                    prior: Prior::Absent,
+                    ..
+                } => entry.remove(),
+                _ => {
+                    self.bytes += cost(&Change::Delete);
+                    entry.insert(Change::Delete)
+                }
+            },
+        };
+        self.bytes -= cost(&before);
+        Some(before)
     }
 
     /// Replaces the entry of a key, or removes it. Returns the previous entry.
     pub fn set(&mut self, key: Key, change: Option<Change>) -> Option<Change> {
-        let cost = |c: &Change| ENTRY_BYTES + c.value().map_or(0, <[u8]>::len);
         self.bytes += change.as_ref().map_or(0, cost);
         let before = match change {
             Some(change) => self.changes.insert(key, change),

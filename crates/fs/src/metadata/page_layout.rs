@@ -25,7 +25,7 @@ impl PageLayout {
         let number = |at| u32_at(header, at).map(u64::from);
         let (page_bytes, header, pages) = (number(12)?, number(16)?, number(20)?);
         let is_valid = page_bytes.is_power_of_two() && (512..=PAGE_BYTES_MAX).contains(&page_bytes);
-        is_valid.then_some(PageLayout {
+        is_valid.then(|| PageLayout {
             page_bytes,
             region_bytes: (header + pages) * page_bytes,
             region_header: header * page_bytes,
@@ -81,9 +81,11 @@ mod tests {
             let mut bytes = vec![0; random.below(300) as usize];
             random.fill(&mut bytes);
             if bytes.len() > 24 && random.below(4) > 0 {
-                for (at, number) in [(12, 4096u32), (16, 1), (20, 1024)] {
-                    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
-                }
+                let (header, pages) = (random.below(16) as u32, random.below(1 << 20) as u32);
+                bytes[2..4].copy_from_slice(&(random.below(12) as u16).to_le_bytes());
+                bytes[12..16].copy_from_slice(&4096u32.to_le_bytes());
+                bytes[16..20].copy_from_slice(&header.to_le_bytes());
+                bytes[20..24].copy_from_slice(&pages.to_le_bytes());
             }
             let file_bytes = random.below(1 << 40);
             let Some(layout) = PageLayout::of_header(&bytes) else {

@@ -362,19 +362,30 @@ impl State {
         prior: Prior,
     ) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
-        let kept = self.keep(key, prior)?;
-        self.count_held(key, Some(value.len()), prior)?;
-        self.account(key, Some(&value), prior)?;
+        let kept = self.note_change(key, Some(&value), prior)?;
         self.put_key(key, value, prior);
+        Ok(kept)
+    }
+
+    /// Does what a change of an item requires besides the change: saves the old value for a snapshot,
+    /// and counts the usage. Returns whether an old value has moved into a snapshot's layer.
+    fn note_change(&mut self, key: Key, new: Option<&[u8]>, prior: Prior) -> Result<bool> {
+        let plain = self.trees.get(&key.layer).is_none_or(|tree| {
+            tree.snapshots.is_empty() && tree.item_usage.is_none() && tree.accounts.is_none()
+        });
+        if plain {
+            return Ok(false);
+        }
+        let kept = self.keep(key, prior)?;
+        self.count_held(key, new.map(<[u8]>::len), prior)?;
+        self.account(key, new, prior)?;
         Ok(kept)
     }
 
     /// Removes an item of a fileset. Returns whether it has moved into a snapshot's layer.
     pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
-        let kept = self.keep(key, Prior::Possible)?;
-        self.count_held(key, None, Prior::Possible)?;
-        self.account(key, None, Prior::Possible)?;
+        let kept = self.note_change(key, None, Prior::Possible)?;
         self.delete_key(key);
         Ok(kept)
     }
@@ -498,16 +509,22 @@ impl State {
         if let Some(core) = self.cores.get(&(tree, ino)) {
             return Ok(core.inode.clone());
         }
+        self.stored_inode(tree, ino)
+    }
+
+    /// Reads the record of an inode.
+    fn stored_inode(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
         let found = self.get(tree, ino, (Item::Inode, 0), Inode::decode)?;
         found.ok_or_else(|| Kind::Stale.into())
     }
 
     /// Returns the inode with promised blocks included in its block count, for space reporting.
     pub fn inode_shown(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
-        let mut inode = self.inode(tree, ino)?;
-        if let Some(core) = self.cores.get(&(tree, ino)) {
-            inode.blocks += core.promised.count();
-        }
+        let Some(core) = self.cores.get(&(tree, ino)) else {
+            return self.stored_inode(tree, ino);
+        };
+        let mut inode = core.inode.clone();
+        inode.blocks += core.promised.count();
         Ok(inode)
     }
 
@@ -565,6 +582,7 @@ impl State {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        self.write_inodes()?;
         if self.cores.values().any(|core| !core.is_idle()) {
             return Err(Error::new(
                 Kind::Busy,
@@ -586,17 +604,7 @@ impl State {
     /// checksums, and usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
         self.materialize_sums()?;
-        while let Some(name) = self.dirty_cores.pop() {
-            let Some(core) = self.cores.get_mut(&name) else {
-                continue;
-            };
-            core.listed = false;
-            if core.dirty {
-                let inode = core.inode.clone();
-                self.set_inode(name.0, name.1, inode)?;
-            }
-            self.forget_idle(name);
-        }
+        self.materialize_inodes()?;
         let changed: Vec<TreeId> = self
             .trees
             .iter()
@@ -616,6 +624,29 @@ impl State {
         self.materialize_accounts();
         self.commit_steps();
         Ok(())
+    }
+
+    fn materialize_inodes(&mut self) -> Result<()> {
+        while let Some(&name) = self.dirty_cores.last() {
+            if let Some(core) = self.cores.get(&name).filter(|core| core.dirty) {
+                let inode = core.inode.clone();
+                self.set_inode(name.0, name.1, inode)?;
+            }
+            self.dirty_cores.pop();
+            if let Some(core) = self.cores.get_mut(&name) {
+                core.listed = false;
+            }
+            self.forget_idle(name);
+        }
+        Ok(())
+    }
+
+    /// Writes the records of inodes that are out of date to the items. Not part of an operation.
+    pub fn write_inodes(&mut self) -> Result<()> {
+        debug_assert!(self.steps.is_empty());
+        let written = self.materialize_inodes();
+        self.commit_steps();
+        written
     }
 
     /// Queues an inode whose record is out of date for the next commit.

@@ -134,7 +134,11 @@ impl Fileset {
         inode.modified = time(set.modified, inode.modified)?;
         inode.changed = time(set.changed, now)?;
         let permissions = inode.permissions;
-        op.set_inode(self.id, ino, inode)?;
+        if set.uid.is_none() && set.gid.is_none() {
+            op.change_later(ino, |old| *old = inode)?;
+        } else {
+            op.set_inode(self.id, ino, inode)?;
+        }
         if set.permissions.is_some() {
             self.follow_mode(&mut op, ino, permissions)?;
         }

@@ -6,6 +6,7 @@
 //! the access lists of AFS for the file server. The flags of inodes are no access control: they hold
 //! for every client.
 
+use crate::data::content::{EXTENTS_AT_ONCE, Items};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
 use crate::format::flags::InodeFlags;
@@ -30,9 +31,6 @@ pub(crate) const DEPTH_MAX: usize = 1 << 20;
 /// Extended attributes that a new directory inherits from its parent: the access list of AFS, which
 /// belongs to directories and is copied to new subdirectories.
 pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];
-
-/// Extents that are freed together with the last name of a file; more are freed after it.
-const EXTENTS_AT_ONCE: usize = 1024;
 
 /// Properties of an object to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +161,8 @@ impl Fileset {
         }
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
-            let mut attr = self.make_inode(&mut op, dir, new)?;
+            let parent = op.directory(self.id, dir)?;
+            let mut attr = self.make_inode(&mut op, dir, &parent, new)?;
             attr.inode.links = 0;
             op.set_inode(self.id, attr.ino, attr.inode.clone())?;
             op.put(
@@ -242,11 +241,11 @@ impl Fileset {
 
     fn make(&self, op: &mut Op, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         check_name(name)?;
-        op.directory(self.id, dir)?;
+        let parent = op.directory(self.id, dir)?;
         let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
             return Err(Kind::Exists.into());
         };
-        let attr = self.make_inode(op, dir, new)?;
+        let attr = self.make_inode(op, dir, &parent, new)?;
         let (ino, kind) = (attr.ino, new.kind);
         let entry = Entry { ino, kind, name };
         self.add_entry(op, dir, place, &entry)?;
@@ -258,17 +257,22 @@ impl Fileset {
         let (item, bytes) = ((Item::Entry, place), entry.encode());
         op.put(self.id, dir, item, bytes, Prior::Absent)?;
         let now = op.now;
-        op.change(dir, |parent| {
+        op.change_later(dir, |parent| {
             parent.entries += 1;
             parent.links += u32::from(entry.kind == FileType::Directory);
             parent.touch(now);
         })
     }
 
-    /// Creates an inode with its attributes, inheriting from the directory; the caller adds the
-    /// name.
-    pub(super) fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
-        let parent = op.directory(self.id, dir)?;
+    /// Creates an inode with its attributes, inheriting from the directory `dir`, which is `parent`;
+    /// the caller adds the name.
+    pub(super) fn make_inode(
+        &self,
+        op: &mut Op,
+        dir: Ino,
+        parent: &Inode,
+        new: &New,
+    ) -> Result<Attr> {
         parent.flags.check_mutable()?;
         op.check_new_inode()?;
         let is_dir = new.kind == FileType::Directory;
@@ -432,6 +436,12 @@ impl Fileset {
     /// of the directory.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.remove(dir, name, Removal::Unlink)
+            .map(|removed| removed.0)
+    }
+
+    /// As [`Fileset::unlink`]; returns as well whether the inode is removed already.
+    pub(crate) fn unlink_now(&self, dir: Ino, name: &[u8]) -> Result<(Attr, bool)> {
+        self.remove(dir, name, Removal::Unlink)
     }
 
     /// Removes an empty directory.
@@ -442,11 +452,13 @@ impl Fileset {
         match name {
             b"." => Err(Kind::Invalid.into()),
             b".." => Err(Kind::NotEmpty.into()),
-            name => self.remove(dir, name, Removal::Rmdir),
+            name => self
+                .remove(dir, name, Removal::Rmdir)
+                .map(|removed| removed.0),
         }
     }
 
-    fn remove(&self, dir: Ino, name: &[u8], removal: Removal) -> Result<Attr> {
+    fn remove(&self, dir: Ino, name: &[u8], removal: Removal) -> Result<(Attr, bool)> {
         let is_dir = removal == Removal::Rmdir;
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -460,30 +472,35 @@ impl Fileset {
             _ => {}
         }
         parent.flags.check_unlocked()?;
-        let inode = op.read_inode(ino)?;
+        let (inode, items) = op.read_with_items(self.id, ino)?;
         inode.flags.check_unlocked()?;
         op.delete(self.id, dir, (Item::Entry, place))?;
         let now = op.now;
-        op.change(dir, |parent| {
+        op.change_later(dir, |parent| {
             parent.entries = parent.entries.saturating_sub(1);
             parent.links = parent.links.saturating_sub(is_dir.into());
             parent.touch(now);
         })?;
-        let (inode, left) = self.drop_link(&mut op, ino, inode)?;
+        let (inode, left) = self.drop_link(&mut op, ino, inode, items)?;
+        let is_open = op.cores.contains_key(&(self.id, ino));
         op.finish();
-        if left {
-            self.remove_orphan(ino)?;
-        }
-        Ok(Attr { ino, inode })
+        let gone = if left {
+            self.remove_orphan(ino)?
+        } else {
+            inode.links == 0 && !is_open
+        };
+        Ok((Attr { ino, inode }, gone))
     }
 
-    /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
-    /// inode, and whether the caller has to remove it after the operation.
+    /// Drops a link of an inode whose entry was removed. `items` are those besides the record, if the
+    /// caller has read them. Comes last in its operation. Returns the inode, and whether the caller
+    /// has to remove it after the operation.
     pub(super) fn drop_link(
         &self,
         op: &mut Op,
         ino: Ino,
         mut inode: Inode,
+        items: Option<Items>,
     ) -> Result<(Inode, bool)> {
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
@@ -498,9 +515,15 @@ impl Fileset {
             .cores
             .get(&(self.id, ino))
             .is_some_and(|core| core.opens > 0);
-        if inode.links == 0 && !is_open && self.is_small(op, ino, &inode)? {
-            op.destroy(ino, &inode)?;
-            return Ok((inode, false));
+        if inode.links == 0 && !is_open {
+            let is_small = match &items {
+                Some(items) => items.are_few(),
+                None => self.is_small(op, ino, &inode)?,
+            };
+            if is_small {
+                op.destroy(ino, &inode, items)?;
+                return Ok((inode, false));
+            }
         }
         let left = inode.links == 0 && !is_open;
         op.set_inode(self.id, ino, inode.clone())?;

@@ -130,9 +130,9 @@ impl Fileset {
         }
         // Once per directory, however many names changed: clients see one change per version.
         let now = op.now;
-        op.change(from.0, |dir| dir.touch(now))?;
+        op.change_later(from.0, |dir| dir.touch(now))?;
         if to.0 != from.0 {
-            op.change(to.0, |dir| dir.touch(now))?;
+            op.change_later(to.0, |dir| dir.touch(now))?;
         }
         op.check_held()?;
         op.finish();
@@ -148,7 +148,8 @@ impl Fileset {
             gid,
             ..New::of_root(FileType::CharDevice, 0)
         };
-        let Attr { ino, inode } = self.make_inode(op, left.dir, &new)?;
+        let dir = op.directory(self.id, left.dir)?;
+        let Attr { ino, inode } = self.make_inode(op, left.dir, &dir, &new)?;
         let entry = Entry {
             ino,
             kind: inode.kind,
@@ -156,7 +157,7 @@ impl Fileset {
         };
         let (item, bytes) = ((Item::Entry, left.place), entry.encode());
         op.put(self.id, left.dir, item, bytes, Prior::Possible)?;
-        op.change(left.dir, |dir| dir.entries += 1)
+        op.change_later(left.dir, |dir| dir.entries += 1)
     }
 
     /// Checks that a directory is not moved below itself.
@@ -201,7 +202,7 @@ impl Fileset {
         };
         self.give_name(op, &new, Prior::Possible)?;
         let inode = op.read_inode(target.ino)?;
-        self.drop_link(op, target.ino, inode)
+        self.drop_link(op, target.ino, inode, None)
     }
 
     fn exchange(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {
@@ -222,7 +223,7 @@ impl Fileset {
     /// the directory's content.
     fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
         op.delete(self.id, named.dir, (Item::Entry, named.place))?;
-        op.change(named.dir, |dir| {
+        op.change_later(named.dir, |dir| {
             dir.entries = dir.entries.saturating_sub(1);
             dir.links = dir.links.saturating_sub(named.is_dir().into());
         })
@@ -244,7 +245,7 @@ impl Fileset {
             prior,
         )?;
         let now = op.now;
-        op.change(named.dir, |dir| {
+        op.change_later(named.dir, |dir| {
             dir.entries += 1;
             dir.links += u32::from(named.is_dir());
         })?;

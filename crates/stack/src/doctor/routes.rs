@@ -6,6 +6,7 @@ use crate::Settings;
 use crate::device::{answers, is_lun, is_uri, lunpath};
 use crate::registry::{KnownLun, Registry};
 use block::Access;
+use path_rbd::RbdAddress;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -71,7 +72,8 @@ fn of_status(status: &Value, lun: &KnownLun, settings: &Settings) -> Vec<Route> 
     let routes = shown.into_iter().flatten().map(|path| {
         let text = |key: &str| path[key].as_str().unwrap_or_default().to_owned();
         let state = match text("state").as_str() {
-            "active" | "standby" | "unopen" => State::Works,
+            // With a reason, its storage keeps I/O waiting.
+            "active" | "standby" | "unopen" if text("why").is_empty() => State::Works,
             "disabled" => State::Disabled,
             other => State::Failed(match text("why") {
                 why if why.is_empty() => other.to_owned(),
@@ -181,7 +183,14 @@ fn redundancy(lun: &str, used: &[&Route]) -> Finding {
     let ports: BTreeSet<&str> = used.iter().map(|route| route.port.as_str()).collect();
     let hosts: BTreeSet<&str> = used.iter().map(|route| host_of(&route.address)).collect();
     let add = format!("evfs path add {lun} ADDRESS");
-    if used.len() < 2 {
+    if let [only] = used
+        && RbdAddress::is_one(&only.address)
+    {
+        Finding::ok(
+            ids::REDUNDANCY,
+            "the path leads to a cluster of several monitors and OSDs",
+        )
+    } else if used.len() < 2 {
         Finding::warning(ids::REDUNDANCY, "a single path leads to the LUN")
             .why("if it fails, all I/O fails")
             .remedy("add a path over another network and another port of the target")

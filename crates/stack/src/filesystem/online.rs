@@ -175,9 +175,10 @@ pub(crate) fn defrag_files(
             own.map(|(_, record)| record.name).collect()
         }
     };
-    let recompress = match what.recompress {
-        true => Recompress::Yes,
-        false => Recompress::No,
+    let recompress = if what.recompress {
+        Recompress::Yes
+    } else {
+        Recompress::No
     };
     let mut all = Defragmented::default();
     for name in names {

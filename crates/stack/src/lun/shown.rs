@@ -45,7 +45,7 @@ pub struct ShownPath {
     pub name: String,
     /// Legacy name, `cXtYdZ`.
     pub legacy: String,
-    /// `file`, `nbd` or `iscsi`; `none` for an address that is no longer valid.
+    /// `file`, `nbd`, `iscsi` or `rbd`; `none` for an address that is no longer valid.
     pub transport: String,
     /// Target port.
     pub port: String,
@@ -71,7 +71,7 @@ pub struct PathHealth {
     pub legacy: String,
     /// Current state.
     pub state: PathState,
-    /// Reason why it is refused or has failed.
+    /// Reason why it is refused or has failed, or why its I/O waits.
     pub why: Option<String>,
 }
 

@@ -79,6 +79,15 @@ impl Health {
             let reason = format!("{} of {} paths failed", failed.len(), enabled.len());
             self.worsen(State::Degraded, reason);
         }
+        let carries = |path: &&&Value| !is_failed(&state_of(path));
+        // The storage of a path that works keeps its I/O waiting.
+        let waits = enabled
+            .iter()
+            .filter(carries)
+            .filter_map(|path| path["why"].as_str());
+        for why in waits.filter(|why| !why.is_empty()) {
+            self.worsen(State::Degraded, why);
+        }
     }
 }
 
@@ -108,6 +117,18 @@ mod tests {
         for state in State::ALL {
             assert_eq!(json!(state), state.word());
         }
+    }
+
+    #[test]
+    fn storage_that_keeps_io_waiting_is_a_finding() {
+        let path = json!({ "state": "active", "why": "pool a is full" });
+        let mut found = Health::default();
+        found.add_lun(&json!({ "health": "online", "paths": [path] }));
+        assert_eq!(
+            (found.state, found.paths_failed),
+            (State::Degraded, Some(0))
+        );
+        assert_eq!(found.reasons, ["pool a is full"]);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use super::gather::{Carried, Gather, Transfer};
 use crate::data::codec::unpack;
 use crate::data::plan::{ChunkRead, Part};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
-use block::{Buf, Bufs};
+use block::{Buf, Bufs, Summer};
+use std::sync::Arc;
 
 /// Buffers for the blocks of a chunk, and where they are on the device.
 pub(super) struct ChunkIo {
@@ -29,7 +30,7 @@ impl ChunkIo {
     pub fn lend(
         &mut self,
         transfer: Transfer,
-        asks: bool,
+        asks: Option<&Arc<dyn Summer>>,
     ) -> impl Iterator<Item = (DeviceOffset, Carried, Bufs)> {
         let bufs = &mut self.bufs;
         let parts = self.parts.iter();

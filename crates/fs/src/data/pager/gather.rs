@@ -6,9 +6,10 @@
 
 use crate::data::plan::Part;
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
-use crate::format::sums::{NO_SUM, Sum, Summer, sum_of_crc};
-use block::{Buf, Bufs};
+use crate::format::sums::{NO_SUM, Sum, Summer};
+use block::{Buf, Bufs, SumGroup};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Direction of a transfer between the buffers and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,20 +52,21 @@ impl Gather {
     }
 
     /// Asks the device for the checksums of a piece, if it consists of whole blocks.
-    fn ask(at: u64, bufs: &mut Bufs) {
+    fn ask(at: u64, bufs: &mut Bufs, summer: &Arc<dyn block::Summer>) {
         let fits = |len: u64| len.is_multiple_of(BLOCK_BYTES);
         if fits(at) && bufs.iter().all(|buf| fits(buf.len() as u64)) {
-            bufs.ask_sums();
+            bufs.ask_sums(summer);
         }
     }
 
     /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
-    /// the buffers of each piece. With `asks`, asks for checksums of those that are whole blocks.
+    /// the buffers of each piece. With `asks`, asks for these checksums of those that are whole
+    /// blocks.
     pub fn lend(
         &mut self,
         part: &Part,
         transfer: Transfer,
-        asks: bool,
+        asks: Option<&Arc<dyn block::Summer>>,
     ) -> Vec<(DeviceOffset, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
@@ -82,8 +84,8 @@ impl Gather {
                     - 1;
                 let bufs = self.slots[slot..end].iter_mut().filter_map(Option::take);
                 let mut bufs = Bufs::from(bufs.collect::<Vec<_>>());
-                if asks {
-                    Gather::ask(at, &mut bufs);
+                if let Some(summer) = asks {
+                    Gather::ask(at, &mut bufs, summer);
                 }
                 lent.push((place, Carried::Slots(slot), bufs));
                 at = self.starts[end];
@@ -97,8 +99,8 @@ impl Gather {
                     copy.copy_from_slice(&buf[range.clone()]);
                 }
                 let mut copy = Bufs::from(copy);
-                if asks {
-                    Gather::ask(at, &mut copy);
+                if let Some(summer) = asks {
+                    Gather::ask(at, &mut copy, summer);
                 }
                 lent.push((place, Carried::Copy(slot, range), copy));
                 at = end;
@@ -115,11 +117,9 @@ impl Gather {
                 Carried::Slots(slot) => self.starts[*slot],
                 Carried::Copy(slot, range) => self.starts[*slot] + range.start as u64,
             };
-            let sums = sums.into_iter().map(sum_of_crc);
             let blocks = self.starts[self.slots.len()].div_ceil(BLOCK_BYTES) as usize;
             if sums.len() == blocks {
-                // Without another allocation.
-                self.known = sums.collect();
+                self.known = sums;
             } else {
                 self.known.resize(blocks, NO_SUM);
                 let places = self.known[(at / BLOCK_BYTES) as usize..].iter_mut();
@@ -153,28 +153,23 @@ impl Gather {
 
     /// Computes the checksum of each block of the request. All buffers must have been returned.
     pub fn sums(&self, summer: &Summer) -> Vec<Sum> {
-        const BLOCK: usize = BLOCK_BYTES as usize;
-        let mut sums = Vec::with_capacity(self.starts[self.slots.len()] as usize / BLOCK);
-        // The bytes so far of a block that spans buffers, and those that do not, with their places.
-        let (mut begun, mut whole) = (Vec::new(), Vec::new());
+        const BLOCK: usize = block::SUM_BLOCK_BYTES;
+        let blocks = self.starts[self.slots.len()] as usize / BLOCK;
+        let mut sums = SumGroup::new(summer, blocks);
+        // The bytes so far of a block that spans buffers.
+        let mut begun = Vec::new();
         for buf in self.slots.iter().flatten() {
             let (head, rest) = buf.split_at(((BLOCK - begun.len()) % BLOCK).min(buf.len()));
-            if !begun.is_empty() {
-                begun.extend_from_slice(head);
-                if begun.len() == BLOCK {
-                    sums.push(summer.sum_of(&begun));
-                    begun.clear();
-                }
+            begun.extend_from_slice(head);
+            if let Some(block) = begun.as_array() {
+                sums.add_now(block);
+                begun.clear();
             }
             let (blocks, rest) = rest.as_chunks::<BLOCK>();
             begun.extend_from_slice(rest);
-            for block in blocks {
-                whole.push((sums.len(), block));
-                sums.push(NO_SUM);
-            }
+            blocks.iter().for_each(|block| sums.add(block));
         }
-        summer.fill(&mut sums, &whole);
-        sums
+        sums.finish()
     }
 
     /// Zeroes bytes of the request. All buffers must have been returned.
@@ -261,15 +256,17 @@ mod tests {
 
     /// Computes checksums where they were asked for, as a device may, or not.
     fn compute(random: &mut Random, bufs: &mut Bufs) {
-        if bufs.are_sums_asked() && random.below(8) > 0 {
+        if bufs.is_asking() && random.below(8) > 0 {
             let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.to_vec()).collect();
-            bufs.set_sums(bytes.chunks(4096).map(block::sum_block).collect());
+            let sums = bytes.chunks(4096).map(|block| Summer::Crc.sum_of(block));
+            bufs.set_sums(sums.collect());
         }
     }
 
     #[test]
     fn any_split_of_any_buffers_writes_and_reads_the_same_bytes() {
         let mut random = Random::new(3);
+        let asked = Summer::Crc.shared();
         for _ in 0..300 {
             let pages = 1 + random.below(20);
             let mut left = pages;
@@ -297,7 +294,7 @@ mod tests {
             }
             let mut gather = Gather::new(bufs.into());
             for part in &parts {
-                for (place, carried, mut bufs) in gather.lend(part, Transfer::Write, true) {
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Write, Some(&asked)) {
                     let mut at = place.bytes() as usize;
                     for buf in bufs.iter() {
                         disk[at..at + buf.len()].copy_from_slice(buf);
@@ -317,7 +314,7 @@ mod tests {
             let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
             let mut gather = Gather::new(empty.into());
             for part in &parts {
-                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read, true) {
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read, Some(&asked)) {
                     let mut at = place.bytes() as usize;
                     for buf in bufs.iter_mut() {
                         let len = buf.len();

@@ -13,7 +13,7 @@ use crate::format::key::Ino;
 use crate::format::record::BLOCK_BYTES;
 use crate::format::sums::{NO_SUM, Sum};
 use crate::space::ChangeSet;
-use block::{Backlog, BufPool, Completion, Op, Queue, Request, Wait, WaitPair};
+use block::{Backlog, BufPool, Completion, Op, Queue, Request, Summer, Wait, WaitPair};
 use cache::{FileId, FileRequest, PagerInfo};
 use layer_cpu::{Layer, within};
 use slab::Slab;
@@ -40,10 +40,10 @@ pub(super) struct FsQueue {
     ready: Vec<Completion>,
     /// Number of outstanding syncs.
     syncing: usize,
-    /// Whether the device computes checksums, or has not been asked yet. One that encrypts does: it
-    /// has the bytes in the CPU's cache, which at the end of a request they have left. Keyed ones
-    /// are computed here.
-    asks: bool,
+    /// Function of the checksums that the device is asked for. `None`: it has not computed them. One
+    /// that encrypts does: it has the bytes in the CPU's cache, which at the end of a request they
+    /// have left.
+    asks: Option<Arc<dyn Summer>>,
 }
 
 /// Request of the caller.
@@ -115,7 +115,7 @@ impl FsQueue {
             children: Slab::new(),
             ready: Vec::new(),
             syncing: 0,
-            asks: !fileset.fs.summer.is_keyed(),
+            asks: Some(fileset.fs.summer.shared()),
         })
     }
 
@@ -240,7 +240,7 @@ impl FsQueue {
             }
         };
         let parts = plan.parts();
-        if plan.needs_sums() && !self.asks {
+        if plan.needs_sums() && self.asks.is_none() {
             plan.set_sums(bufs.sums(&self.fileset.fs.summer));
         }
         let chunks = plan.chunks().iter().map(|write| {
@@ -258,19 +258,19 @@ impl FsQueue {
     }
 
     fn start_children(&mut self, key: usize, parts: &[Part]) {
-        let (running, asks) = (&mut self.running[key], self.asks);
+        let (running, asks) = (&mut self.running[key], self.asks.as_ref());
         let mut lent = Vec::new();
         let transfer = match &mut running.what {
             What::Read {
                 bufs, sums, chunks, ..
             } => {
-                let asks_bufs = asks && !sums.is_empty();
+                let asks_bufs = asks.filter(|_| !sums.is_empty());
                 for part in parts {
                     let pieces = bufs.lend(part, Transfer::Read, asks_bufs);
                     lent.extend(pieces.into_iter().map(|piece| (None, piece)));
                 }
                 for (index, chunk) in chunks.iter_mut().enumerate() {
-                    let asks = asks && !chunk.read.sums.is_empty();
+                    let asks = asks.filter(|_| !chunk.read.sums.is_empty());
                     let pieces = chunk.io.lend(Transfer::Read, asks);
                     lent.extend(pieces.map(|piece| (Some(index), piece)));
                 }
@@ -279,7 +279,7 @@ impl FsQueue {
             What::Write {
                 bufs, plan, chunks, ..
             } => {
-                let asks = asks && plan.has_checksums();
+                let asks = asks.filter(|_| plan.has_checksums());
                 for part in parts {
                     let pieces = bufs.lend(part, Transfer::Write, asks);
                     lent.extend(pieces.into_iter().map(|piece| (None, piece)));
@@ -313,8 +313,10 @@ impl FsQueue {
     fn child_done(&mut self, done: Completion) {
         let Child { of, chunk, carried } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
-        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result) {
-            self.asks &= !bufs.is_asking();
+        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result)
+            && bufs.is_asking()
+        {
+            self.asks = None;
         }
         match (&mut running.what, done.op) {
             (What::Read { bufs, chunks, .. }, Op::Read { bufs: back, .. }) => {

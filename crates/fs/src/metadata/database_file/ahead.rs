@@ -84,7 +84,7 @@ impl DatabaseFile {
         }
         places.sort_unstable_by_key(|(run, ..)| run.start);
         let most = u64::from(self.io.info().max_transfer).min(AHEAD_BYTES_MAX) / BLOCK_BYTES;
-        let mut together: Vec<(Run, Vec<(Page, Option<Tag>)>)> = Vec::new();
+        let mut together: Vec<(Run, Vec<_>)> = Vec::new();
         for (run, page, tag) in places {
             match together.last_mut() {
                 Some((all, pages)) if all.end() == run.start && all.blocks + run.blocks <= most => {
