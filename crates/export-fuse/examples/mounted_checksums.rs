@@ -7,7 +7,7 @@
 //! GiB of each round in pairs, for `paired`, an example of `evfs-bench-core`:
 //!
 //! ```text
-//! cargo run --release -p evfs-export-fuse --example checksums -- [DIR [ROUNDS [MIB]]] |
+//! cargo run --release -p evfs-export-fuse --example mounted_checksums -- [DIR [ROUNDS [MIB]]] |
 //!   cargo run --release -p evfs-bench-core --example paired
 //! ```
 
