@@ -5,14 +5,12 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-use test_support::ceph::{Ceph, Daemon};
+use std::time::Duration;
+use test_support::ceph::{Ceph, Daemon, settles};
 use tests::{Killed, Ran, Sandbox, wait_until};
 
 /// Size in bytes of the images.
 const BYTES: u64 = 256 << 20;
-/// Limit for changes of the cluster, on a busy machine.
-const SETTLES_WITHIN: Duration = Duration::from_secs(240);
 
 fn start(monitors: usize) -> Ceph {
     let ceph = Ceph::start(Path::new(env!("CARGO_TARGET_TMPDIR")), monitors);
@@ -97,30 +95,6 @@ fn state(s: &Sandbox) -> Value {
     status["volumes"][0]["health"].clone()
 }
 
-fn settles(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + SETTLES_WITHIN;
-    while !done() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-}
-
-/// Waits until the monitors count this number of OSDs as up.
-fn osds_up(ceph: &Ceph, count: usize) {
-    let wanted = format!(" {count} up ");
-    settles("the monitors count the OSDs", || {
-        ceph.ceph(&["osd", "stat"]).contains(&wanted)
-    });
-}
-
-/// Waits until this number of monitors has a quorum.
-fn quorum(ceph: &Ceph, count: usize) {
-    settles("the monitors have a quorum", || {
-        let state: Value = serde_json::from_str(&ceph.ceph(&["quorum_status"])).unwrap();
-        state["quorum"].as_array().is_some_and(|q| q.len() == count)
-    });
-}
-
 mod needs_peer {
     use super::*;
 
@@ -133,25 +107,25 @@ mod needs_peer {
             for round in 0..2 {
                 let osd = Daemon::Osd(round);
                 ceph.kill(osd);
-                osds_up(&ceph, 2);
+                ceph.wait_until_up(2);
                 ceph.start_daemon(osd);
-                osds_up(&ceph, 3);
+                ceph.wait_until_up(3);
                 ceph.wait_until_clean();
                 let monitor = Daemon::Monitor(round);
                 ceph.kill(monitor);
-                quorum(&ceph, 2);
+                ceph.wait_for_quorum(2);
                 ceph.start_daemon(monitor);
-                quorum(&ceph, 3);
+                ceph.wait_for_quorum(3);
                 // A node: its monitor and its OSD at once.
                 let node = [Daemon::Monitor(2 - round), Daemon::Osd(2 - round)];
                 for daemon in node {
                     ceph.kill(daemon);
                 }
-                osds_up(&ceph, 2);
+                ceph.wait_until_up(2);
                 for daemon in node {
                     ceph.start_daemon(daemon);
                 }
-                osds_up(&ceph, 3);
+                ceph.wait_until_up(3);
                 ceph.wait_until_clean();
             }
         });

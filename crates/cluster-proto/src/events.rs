@@ -43,7 +43,7 @@ impl Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskId(pub u64);
 
-/// A request to the store. Exactly one answer is passed to [`Machine::answer`], or none.
+/// A request to the store. Exactly one answer is passed to [`Machine::answer`](crate::Machine::answer), or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// Grant a lease for this time.

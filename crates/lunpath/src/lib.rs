@@ -216,3 +216,33 @@ pub trait PathQueue: Queue {
     /// [`block::ErrorKind::PathLost`]. Considers only input that [`Queue::reap`] has already read.
     fn lost_reason(&self) -> Option<&str>;
 }
+
+/// Decodes the percent-encoding of a name in an address (RFC 3986, section 2.1). `None`: an escape is
+/// incomplete, or the result is not UTF-8.
+pub fn percent_decode(text: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || (bytes.next()? as char).to_digit(16);
+        out.push(u8::try_from(digit()? * 16 + digit()?).ok()?);
+    }
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_decoded_or_the_name_is_refused() {
+        assert_eq!(percent_decode("a%20b%40c"), Some("a b@c".into()));
+        assert_eq!(percent_decode("%c3%A4"), Some("\u{e4}".into()));
+        for wrong in ["%", "%4", "%4g", "%c3", "%ff%20"] {
+            assert_eq!(percent_decode(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! NBD URIs (`doc/uri.md` of the NetworkBlockDevice project).
 
 use block::{Error, ErrorKind, Result};
+use lunpath::percent_decode;
 use std::fmt;
 use std::path::PathBuf;
 use url::Url;
@@ -96,21 +97,6 @@ impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
-}
-
-/// Decodes percent-encoding (RFC 3986, section 2.1).
-fn percent_decode(text: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let mut digit = || (bytes.next()? as char).to_digit(16);
-        out.push(u8::try_from(digit()? * 16 + digit()?).ok()?);
-    }
-    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]

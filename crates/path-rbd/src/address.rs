@@ -1,6 +1,7 @@
 //! Addresses of images: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE&id=USER]`.
 
 use block::{Error, ErrorKind, Result};
+use lunpath::percent_decode;
 use std::ffi::CString;
 
 /// Scheme of an address.
@@ -52,8 +53,8 @@ impl RbdAddress {
             None => (rest, None),
         };
         let name = |raw: &str, what: &str| {
-            let name =
-                decode(raw).ok_or_else(|| invalid(&format!("the {what} has an invalid escape")))?;
+            let name = percent_decode(raw)
+                .ok_or_else(|| invalid(&format!("the {what} has an invalid escape")))?;
             match name.len() {
                 0 => Err(invalid(&format!("the {what} is missing"))),
                 1..=NAME_MAX if CString::new(name.as_str()).is_ok() => Ok(name),
@@ -110,21 +111,6 @@ impl RbdAddress {
         }
         Ok(address)
     }
-}
-
-/// Decodes percent-encoding (RFC 3986, section 2.1).
-fn decode(text: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let mut digit = || (bytes.next()? as char).to_digit(16);
-        out.push(u8::try_from(digit()? * 16 + digit()?).ok()?);
-    }
-    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]

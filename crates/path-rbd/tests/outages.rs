@@ -6,8 +6,8 @@ use lunpath::Lunpath;
 use path_rbd::{Options, RbdPath};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-use test_support::ceph::{Ceph, Daemon};
+use std::time::Duration;
+use test_support::ceph::{Ceph, Daemon, settles};
 
 /// Limit for changes of the cluster, on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
@@ -88,32 +88,6 @@ fn under_load(path: RbdPath, faults: impl FnOnce(&AtomicU64)) {
     });
 }
 
-fn settles(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + LONG;
-    while !done() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// Waits until the monitors count this number of OSDs as up.
-fn osds_up(ceph: &Ceph, count: usize) {
-    let wanted = format!(" {count} up ");
-    settles("the monitors count the OSDs", || {
-        ceph.ceph(&["osd", "stat"]).contains(&wanted)
-    });
-}
-
-/// Waits until this number of monitors has a quorum.
-fn quorum(ceph: &Ceph, count: usize) {
-    settles("the monitors have a quorum", || {
-        let state = ceph.ceph(&["quorum_status", "--format", "json"]);
-        let names = state.split("\"quorum_names\":[").nth(1).unwrap_or_default();
-        let names = names.split(']').next().unwrap_or_default();
-        names.split(',').count() == count
-    });
-}
-
 /// Waits until writes are completed.
 fn goes_on(written: &AtomicU64) {
     let before = written.load(Relaxed);
@@ -133,24 +107,24 @@ mod needs_peer {
         under_load(path, |written| {
             goes_on(written);
             ceph.kill(Daemon::Osd(0));
-            osds_up(&ceph, 2);
+            ceph.wait_until_up(2);
             goes_on(written);
             ceph.start_daemon(Daemon::Osd(0));
-            osds_up(&ceph, 3);
+            ceph.wait_until_up(3);
             ceph.wait_until_clean();
             ceph.kill(Daemon::Monitor(0));
-            quorum(&ceph, 2);
+            ceph.wait_for_quorum(2);
             goes_on(written);
             ceph.start_daemon(Daemon::Monitor(0));
-            quorum(&ceph, 3);
+            ceph.wait_for_quorum(3);
             // A node: its monitor and its OSD at once.
             ceph.kill(Daemon::Monitor(1));
             ceph.kill(Daemon::Osd(1));
-            osds_up(&ceph, 2);
+            ceph.wait_until_up(2);
             goes_on(written);
             ceph.start_daemon(Daemon::Monitor(1));
             ceph.start_daemon(Daemon::Osd(1));
-            osds_up(&ceph, 3);
+            ceph.wait_until_up(3);
             ceph.wait_until_clean();
             goes_on(written);
         });

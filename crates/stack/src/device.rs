@@ -392,7 +392,7 @@ enum Company {
     Others,
 }
 
-/// Same as [`lunpath`], for a LUN that may have no other path.
+/// Same as [`lunpath()`], for a LUN that may have no other path.
 fn lunpath_of(
     address: &str,
     settings: &Settings,

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 pub const POOL: &str = "rbd";
 /// Number of OSDs, and copies of each object.
 const OSDS: usize = 3;
-/// Time within which the cluster must be usable, on a busy machine.
-const STARTED_WITHIN: Duration = Duration::from_secs(240);
+/// Limit for changes of the cluster, on a busy machine.
+const SETTLES_WITHIN: Duration = Duration::from_secs(240);
 /// Size of the file of an OSD in bytes. The file is sparse.
 const OSD_BYTES: u64 = 4 << 30;
 
@@ -309,24 +309,43 @@ osd class default list = *
     }
 
     /// Waits until every object has all its copies.
-    ///
-    /// # Panics
-    /// That takes longer than a few minutes.
     pub fn wait_until_clean(&self) {
-        let until = Instant::now() + STARTED_WITHIN;
-        loop {
+        settles("every object has all its copies", || {
             let state = self.ceph(&["pg", "stat"]);
             // `9 pgs: 9 active+clean; ...`
             let words: Vec<&str> = state.split([' ', ';']).collect();
-            if let [all, "pgs:", clean, "active+clean", ..] = words[..]
-                && all == clean
-                && all != "0"
-            {
-                return;
-            }
-            assert!(Instant::now() < until, "the cluster is not clean: {state}");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            matches!(words[..], [all, "pgs:", clean, "active+clean", ..] if all == clean && all != "0")
+        });
+    }
+
+    /// Waits until the monitors count this number of OSDs as up.
+    pub fn wait_until_up(&self, osds: usize) {
+        let wanted = format!(" {osds} up ");
+        settles("the monitors count the OSDs", || {
+            self.ceph(&["osd", "stat"]).contains(&wanted)
+        });
+    }
+
+    /// Waits until this number of monitors has a quorum.
+    pub fn wait_for_quorum(&self, monitors: usize) {
+        settles("the monitors have a quorum", || {
+            let state = self.ceph(&["quorum_status", "--format", "json"]);
+            let names = state.split("\"quorum_names\":[").nth(1).unwrap_or_default();
+            let names = names.split(']').next().unwrap_or_default();
+            names.split(',').count() == monitors
+        });
+    }
+}
+
+/// Waits for a change of the cluster.
+///
+/// # Panics
+/// It takes longer than a few minutes.
+pub fn settles(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + SETTLES_WITHIN;
+    while !done() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
