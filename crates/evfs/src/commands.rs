@@ -4,6 +4,8 @@ mod attach;
 mod cache;
 mod cell;
 mod cell_shown;
+mod cluster;
+mod cluster_units;
 mod completions;
 mod config;
 mod confirm;
@@ -127,6 +129,9 @@ pub enum Command {
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down(up::DownArgs),
+    /// Show and move the units of a cluster, of which one machine at a time owns each
+    #[command(subcommand)]
+    Cluster(cluster::Command),
     /// Show the settings in effect
     #[command(subcommand)]
     Config(config::Command),
@@ -199,6 +204,7 @@ impl Command {
             Command::Path(command) => path::run(context, command),
             Command::Up(args) => up::up(context, args),
             Command::Down(args) => up::down(context, &args),
+            Command::Cluster(command) => cluster::run(context, command),
             Command::Config(command) => config::run(context, command),
             Command::Completions(args) => completions::run(context, &args),
             Command::Schema(args) => schema::run(context, &args),

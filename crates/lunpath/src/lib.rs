@@ -148,6 +148,24 @@ pub trait Lunpath: Send + Sync {
     /// [`block::ErrorKind::Unsupported`] if the transport or the target has no fence.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
 
+    /// Ensures through this path that the storage refuses all requests of other clients to the LUN,
+    /// also those that are still on their way, until the path is closed: an earlier owner may not
+    /// know that it is one. Connections of this process can be used as before. Waits at most
+    /// `within`.
+    ///
+    /// # Errors
+    /// [`block::ErrorKind::Unsupported`] if the transport or the target cannot do this; the path is
+    /// lost.
+    fn evict(&self, within: Duration) -> Result<()> {
+        let _ = within;
+        let why = "the storage cannot be told to refuse requests of other machines on this path";
+        Err(block::Error::new(
+            block::ErrorKind::Unsupported,
+            self.name(),
+            why,
+        ))
+    }
+
     /// Explains why requests on connections that are up have had no answer for seconds, if the
     /// storage can be asked: for status displays. `None`: they are answered, or nothing is known.
     /// Waits at most `within`.

@@ -107,6 +107,11 @@ pub(crate) fn is_left_over(key: u64, initiator: &str) -> bool {
     keys().get(&key) == Some(&SessionState::Lost) || is_of_the_dead(key, initiator)
 }
 
+/// Checks whether a key belongs to a session of this process that has not ended at its target.
+pub(crate) fn is_of_this_process(key: u64) -> bool {
+    keys().contains_key(&key)
+}
+
 /// Checks whether this process has lost a session whose registration may still exist.
 pub(crate) fn any_lost() -> bool {
     keys().values().any(|state| *state == SessionState::Lost)

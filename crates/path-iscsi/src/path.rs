@@ -165,6 +165,11 @@ impl IscsiPath {
         Ok(key)
     }
 
+    fn no_fence(&self, needs: &str) -> Error {
+        let why = format!("fencing needs {needs}");
+        Error::new(ErrorKind::Unsupported, &self.name, why)
+    }
+
     fn control(&self) -> MutexGuard<'_, Option<Link>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -256,14 +261,32 @@ impl Lunpath for IscsiPath {
     /// Preempts the key. The preempting session stays registered until [`Lunpath::close`].
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
         if !self.options.persistent_reservations || self.reserves.get() == Some(&false) {
-            let why = "fencing needs persistent reservations, which are disabled for this path";
-            return Err(Error::new(ErrorKind::Unsupported, &self.name, why));
+            return Err(self.no_fence("persistent reservations, which are disabled for this path"));
         }
         let deadline = Instant::now() + within;
         let mut control = self.control();
         let (mut link, own) = self.controller(control.take(), deadline)?;
         reserve::preempt(&mut link, own, key, deadline)?;
         self.leavings.fenced(key);
+        *control = Some(link);
+        Ok(())
+    }
+
+    /// Preempts the keys of all other processes. The session stays registered, and the reservation
+    /// held, until [`Lunpath::close`].
+    fn evict(&self, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        let mut control = self.control();
+        if !self.options.persistent_reservations {
+            return Err(self.no_fence("persistent reservations, which are disabled for this path"));
+        }
+        let mut link = self.link(deadline)?;
+        if !self.reserves(&mut link, deadline)? {
+            return Err(self.no_fence("a target that takes writes from several connections"));
+        }
+        drop(link);
+        let (mut link, own) = self.controller(control.take(), deadline)?;
+        reserve::evict(&mut link, own, deadline)?;
         *control = Some(link);
         Ok(())
     }

@@ -73,6 +73,25 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
     Ok(())
 }
 
+/// Removes the keys of all other processes, so that none of their pending commands are executed, and
+/// later ones are refused. `own` is this session's key.
+pub(crate) fn evict(link: &mut Link, own: u64, deadline: Instant) -> Result<()> {
+    acquire(link, own, deadline)?;
+    let foreign = |key: &u64| *key != own && !nexus::is_of_this_process(*key);
+    for key in keys(link, deadline)?.into_iter().filter(foreign) {
+        remove(link, own, key, deadline)?;
+        tracing::info!(path = link.name, key, "fenced another owner");
+    }
+    // The reservation may have belonged to one of them.
+    acquire(link, own, deadline)?;
+    if keys(link, deadline)?.iter().any(foreign) {
+        let why = "another machine registers with the target again and again, or the target does \
+                   not remove its key";
+        return Err(Error::new(ErrorKind::Busy, &link.name, why));
+    }
+    Ok(())
+}
+
 /// Ensures that the unit accepts writes only from registered initiators.
 pub(crate) fn acquire(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     if reservation(link, deadline)?.is_none() {

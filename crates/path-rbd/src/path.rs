@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Time that dropping a path waits for its image to be closed.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+/// Time in which a cluster that answers closes an image.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 /// Limit for requests of a client that only asks questions.
 const ASK_WITHIN: Duration = Duration::from_secs(30);
 
@@ -271,6 +273,30 @@ impl Shared {
         // the blocklist before it serves that client.
         cluster.wait_for_latest_map().map_err(failed)
     }
+
+    /// Puts the client that has the exclusive lock on the blocklist, and takes the lock from it.
+    fn evict(&self) -> Result<()> {
+        if self.options.lock != Lock::Exclusive {
+            let why = "beside other paths, an image has no owner whose requests could be refused";
+            return Err(self.error(ErrorKind::Unsupported, why));
+        }
+        let failed = |failure: Failure| errors::of_open(&self.name, failure);
+        let image = self.peek()?;
+        if !image.has_exclusive_lock_feature().map_err(failed)? {
+            let why = "the image has no exclusive lock; enable it with `rbd feature enable IMAGE \
+                       exclusive-lock`";
+            return Err(self.error(ErrorKind::Unsupported, why));
+        }
+        let Some(owner) = image.lock_owner().map_err(failed)? else {
+            return Ok(());
+        };
+        let cluster = &image.pool.cluster;
+        let address = blocklist_address(&owner);
+        cluster.blocklist(&address, FENCE_SECS).map_err(failed)?;
+        cluster.wait_for_latest_map().map_err(failed)?;
+        tracing::info!(path = self.name, owner, "fenced another owner");
+        Ok(())
+    }
 }
 
 impl Lunpath for RbdPath {
@@ -309,6 +335,11 @@ impl Lunpath for RbdPath {
         self.shared.ask(within, move |shared| shared.fence(key))
     }
 
+    /// The session that is opened next takes the lock from the client on the blocklist.
+    fn evict(&self, within: Duration) -> Result<()> {
+        self.shared.ask(within, Shared::evict)
+    }
+
     fn stalled(&self, within: Duration) -> Option<String> {
         let session = lock(&self.shared.state).session.clone()?;
         let silence = session.silence().filter(|time| *time >= STALLED_AFTER)?;
@@ -320,15 +351,21 @@ impl Lunpath for RbdPath {
         Some(why.unwrap_or_else(|_| none()))
     }
 
+    /// A client that ends without closing the image keeps its lock for 30 s. So a cluster that answers
+    /// is given more time.
     fn close(&self, within: Duration) {
-        let until = Instant::now() + within;
         let session = {
             let mut state = lock(&self.shared.state);
             state.closed = true;
             state.session.take()
         };
+        let answers = |s: &Arc<Session>| s.lost().is_none() && s.silence().is_none();
+        let within = match &session {
+            Some(session) if answers(session) => within.max(CLOSED_WITHIN),
+            _ => within,
+        };
         drop(session);
-        self.shared.closing.wait(until);
+        self.shared.closing.wait(Instant::now() + within);
     }
 }
 

@@ -78,6 +78,7 @@ const KEYS: &[&str] = &[
     "allow",
     "rxdebug",
     "anonymous-write",
+    "address",
 ];
 
 #[derive(Deserialize)]
@@ -158,6 +159,7 @@ struct Volume {
     allow_discards: bool,
     #[serde(default)]
     direct: bool,
+    address: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -211,6 +213,7 @@ struct ServeTable {
     threads: Option<usize>,
     #[serde(default)]
     allow_discards: bool,
+    address: Option<String>,
 }
 
 /// A table of the file: a service and the key for its device.
@@ -222,6 +225,8 @@ pub struct ServiceTable {
     pub key: Option<String>,
     /// Path of the key file, if the table has one.
     pub key_file: Option<PathBuf>,
+    /// Address that moves with the service between the machines of a cluster.
+    pub address: Option<String>,
 }
 
 impl ServiceTable {
@@ -359,6 +364,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
         }),
         key: m.key,
         key_file: m.key_file,
+        address: None,
     })
 }
 
@@ -387,6 +393,7 @@ fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<ServiceTable>
         }),
         key: s.key,
         key_file: s.key_file,
+        address: s.address,
     })
 }
 
@@ -453,6 +460,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Service
         spec: ServiceSpec::Attach(spec),
         key: v.key,
         key_file: v.key_file,
+        address: v.address,
     })
 }
 

@@ -8,6 +8,7 @@ mod peek;
 
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
+use crate::ownership;
 use crate::paths::run_dir;
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
@@ -255,11 +256,18 @@ impl Disk {
                     && !settings.is_dry_run() =>
             {
                 let interval = settings.volume_heartbeat();
-                Some(InUse::begin(below, at, &shown, interval)?)
+                let ownership = settings.ownership();
+                Some(InUse::begin(below, at, &shown, interval, ownership)?)
             }
             Some(at) => {
                 in_use::check(&*below, at, &shown)?;
                 None
+            }
+            None if settings.ownership().is_some() => {
+                return Err(Error::Failed(format!(
+                    "{shown} has no room for the in-use record, which a unit of a cluster needs; \
+                     create the volume with `evfs volume create`"
+                )));
             }
             None => None,
         };
@@ -518,6 +526,9 @@ fn open_unclaimed(
         },
         ..path_file::Options::default()
     };
+    if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {
+        ownership::fence(ownership, &[], &device.display().to_string())?;
+    }
     let file = locked::open(device, &options, share.claimed())?;
     let scratch = scratch_over(Arc::clone(&file) as _, settings);
     Ok(Disk::of_file(file, scratch))
@@ -652,6 +663,11 @@ fn start(
             legacy: path.legacy.clone(),
             enabled: path.enabled,
         });
+    }
+    if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {
+        let used = paths.iter().filter(|spec| spec.enabled);
+        let used: Vec<_> = used.map(|spec| Arc::clone(&spec.path)).collect();
+        ownership::fence(ownership, &used, &known.name)?;
     }
     let transport = paths.first().map_or("file", |p| p.path.transport().name());
     let (attributes, _) = registry.attributes(known, transport)?;

@@ -23,6 +23,7 @@
 //! A renewal within the settle time ends the takeover. A later one is [`Shared::too_late`] for the
 //! old owner, which does no more I/O; the new owner restores its record.
 
+use crate::ownership::Ownership;
 use crate::{Error, Result};
 use block::{
     BlockDevice, Blocking, Buf, BufPool, Completion, DeviceInfo, ErrorKind, Op, Queue, Request,
@@ -65,6 +66,8 @@ struct Record {
     boot: [u8; 16],
     namespace: u64,
     pid: u32,
+    /// Epoch of the last owner in a cluster; 0 if there was none.
+    epoch: u64,
     host: String,
 }
 
@@ -86,6 +89,7 @@ impl Record {
             boot: of_hex(&boot),
             namespace,
             pid: std::process::id(),
+            epoch: 0,
             host: printable(host.bytes()),
         })
     }
@@ -101,7 +105,8 @@ impl Record {
         out.extend(self.boot);
         out.extend(self.namespace.to_le_bytes());
         out.extend(self.pid.to_le_bytes());
-        out.extend([0; 12]);
+        out.extend(self.epoch.to_le_bytes());
+        out.extend([0; 4]);
         let host = self.host.as_bytes();
         out.extend(&host[..host.len().min(HOST_BYTES)]);
         out.resize(BYTES - 4, 0);
@@ -136,6 +141,11 @@ impl Record {
             boot: if whole { take(bytes, 40) } else { [0; 16] },
             namespace: u64::from_le_bytes(take(bytes, 56)),
             pid: u32::from_le_bytes(take(bytes, 64)),
+            epoch: if whole {
+                u64::from_le_bytes(take(bytes, 68))
+            } else {
+                0
+            },
             host: printable(host.copied().take_while(|b| *b != 0)),
         })
     }
@@ -316,8 +326,26 @@ impl InUse {
         at: u64,
         name: &str,
         interval: Duration,
+        ownership: Option<&dyn Ownership>,
     ) -> Result<InUse> {
-        let stale = watch(&*device, at, name)?;
+        let mut record = Record::of_this_process(interval)?;
+        // Fences keep earlier owners out. Their record need not become stale.
+        let is_fenced = ownership.map_or(Ok(false), Ownership::must_fence)?;
+        let stale = if is_fenced {
+            None
+        } else {
+            watch(&*device, at, name)?
+        };
+        let stored = Record::decode(&read(&*device, at)?).map_or(0, |found| found.epoch);
+        record.epoch = ownership.map_or(Ok(stored), Ownership::epoch)?;
+        if let Some(ownership) = ownership
+            && stored > record.epoch
+        {
+            ownership.newer(stored);
+            return Err(Error::Busy(format!(
+                "cannot open {name}: it has a later owner in the cluster (epoch {stored})"
+            )));
+        }
         let settle = stale.as_ref().map_or(SETTLE, |stale| {
             let settle = SETTLE.max(stale.interval() * FRESH);
             tracing::warn!(
@@ -327,7 +355,6 @@ impl InUse {
             );
             settle
         });
-        let record = Record::of_this_process(interval)?;
         let owner = record.owner;
         let seen = now_ms();
         write(&*device, at, &record)?;
@@ -365,6 +392,7 @@ impl InUse {
         if let Some(stale) = stale {
             shared.replaced.get_or_init(|| stale.owner);
         }
+        ownership.map_or(Ok(()), Ownership::stored)?;
         Ok(in_use)
     }
 
@@ -599,7 +627,9 @@ mod tests {
                     write(&**device, 0, &record()).unwrap();
                 }
             });
-            let refused = InUse::begin(device.clone(), 0, "d", TICK).err().unwrap();
+            let refused = InUse::begin(device.clone(), 0, "d", TICK, None)
+                .err()
+                .unwrap();
             assert!(matches!(refused, Error::Busy(_)), "{refused}");
             drop(stop);
         });
@@ -625,12 +655,12 @@ mod tests {
         let device = device();
         let mut left = Record::of_this_process(Duration::from_secs(60)).unwrap();
         write(&*device, 4096, &left).unwrap();
-        drop(InUse::begin(device.clone(), 4096, "d", TICK).unwrap());
+        drop(InUse::begin(device.clone(), 4096, "d", TICK, None).unwrap());
         let clean = Record::decode(&read(&*device, 4096).unwrap()).unwrap();
         assert!(!clean.in_use);
         left = sample();
         write(&*device, 4096, &left).unwrap();
-        InUse::begin(device, 4096, "d", TICK).unwrap();
+        InUse::begin(device, 4096, "d", TICK, None).unwrap();
     }
 
     #[test]
@@ -652,7 +682,7 @@ mod tests {
     #[test]
     fn a_holder_that_lost_the_record_does_nothing_more() {
         let device = device();
-        let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
+        let own = InUse::begin(device.clone(), 0, "d", TICK, None).unwrap();
         let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
         blocking.write_at(8192, &[1; 512]).unwrap();
         // After a late heartbeat, a write verifies the record first; this process still owns it.
@@ -679,7 +709,7 @@ mod tests {
         let device = device();
         let mut earlier = sample();
         write(&*device, 0, &earlier).unwrap();
-        let own = InUse::begin(device.clone(), 0, "d", TICK * 20).unwrap();
+        let own = InUse::begin(device.clone(), 0, "d", TICK * 20, None).unwrap();
         let found = || Record::decode(&read(&*device, 0).unwrap()).unwrap();
         let owner = own.shared.lock().owner;
         write(&*device, 0, &earlier).unwrap();
@@ -694,7 +724,7 @@ mod tests {
         drop(own);
         earlier.in_use = false;
         write(&*device, 0, &earlier).unwrap();
-        let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
+        let own = InUse::begin(device.clone(), 0, "d", TICK, None).unwrap();
         until(|| {
             write(&*device, 0, &earlier).unwrap();
             own.shared.lost.load(Ordering::SeqCst)
@@ -717,7 +747,7 @@ mod tests {
         let mem = device();
         let slow = Arc::new(Delay::new(mem.clone(), Duration::ZERO, TICK * (FRESH + 1)));
         // No heartbeat but those of this test.
-        let own = InUse::begin(slow.clone(), 0, "d", Duration::from_secs(60)).unwrap();
+        let own = InUse::begin(slow.clone(), 0, "d", Duration::from_secs(60), None).unwrap();
         let shared = Shared {
             device: slow.clone(),
             at: 0,

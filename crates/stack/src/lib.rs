@@ -27,6 +27,7 @@ pub mod lun;
 mod metrics;
 mod notify;
 mod opener;
+mod ownership;
 mod paths;
 mod peer;
 mod place;
@@ -56,7 +57,9 @@ pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use existing::Existing;
 pub use in_use::InUseRecord;
+pub use notify::Manager;
 pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
+pub use ownership::Ownership;
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,

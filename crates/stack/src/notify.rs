@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const ALIVE_MIN: Duration = Duration::from_millis(1);
 
 /// Service manager of this process. Without one, every report does nothing.
-pub(crate) struct Manager {
+pub struct Manager {
     socket: Option<Socket>,
     watchdog: Option<Watchdog>,
     /// Last status text of a process that serves; `None` before the first, and during a reload.
@@ -51,7 +51,7 @@ struct Watchdog {
 
 impl Manager {
     /// Finds the manager that the environment names.
-    pub(crate) fn of_environment() -> Manager {
+    pub fn of_environment() -> Manager {
         Manager::of(&|name| std::env::var_os(name))
     }
 
@@ -76,7 +76,7 @@ impl Manager {
     }
 
     /// Reports that the process is ready, if it was not, and the services that it serves.
-    pub(crate) fn serving<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
+    pub fn serving<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         if self.socket.is_none() {
             return;
         }
@@ -102,13 +102,13 @@ impl Manager {
 
     /// Reports that the process ends as soon as all data is written. The manager then no longer
     /// expects keep-alives.
-    pub(crate) fn stopping(&mut self) {
+    pub fn stopping(&mut self) {
         self.send("STOPPING=1\nSTATUS=writing all data to stable storage");
         self.watchdog = None;
     }
 
     /// Sends a keep-alive if one is due. Returns the time until the next one.
-    pub(crate) fn keep_alive(&mut self) -> Option<Duration> {
+    pub fn keep_alive(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let watchdog = self.watchdog.as_mut()?;
         let is_due = now >= watchdog.next;

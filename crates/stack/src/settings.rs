@@ -11,12 +11,14 @@ mod table;
 pub use examine::{Examined, Problem};
 
 use crate::listen::Listen;
+use crate::ownership::Ownership;
 use crate::paths::Paths;
 use crate::text::{did_you_mean, toml_mistake};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use table::{Row, TABLE};
 
 /// Variable with the path of the configuration file.
@@ -142,11 +144,23 @@ pub fn config_files() -> [String; 2] {
 }
 
 /// All settings in force.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Settings {
     values: BTreeMap<&'static str, (String, Origin)>,
     /// The command is a dry run.
     is_dry_run: bool,
+    /// Claim on the device that this process serves, if it is part of a cluster.
+    ownership: Option<Arc<dyn Ownership>>,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("values", &self.values)
+            .field("is_dry_run", &self.is_dry_run)
+            .field("is_owned", &self.ownership.is_some())
+            .finish()
+    }
 }
 
 impl Settings {
@@ -216,6 +230,7 @@ impl Settings {
         let settings = Settings {
             values,
             is_dry_run: false,
+            ownership: None,
         };
         for key in LISTEN {
             let (value, origin) = &settings.values[key];
@@ -232,6 +247,19 @@ impl Settings {
             is_dry_run: true,
             ..self.clone()
         }
+    }
+
+    /// Returns the same settings for a process that serves one device of a cluster: earlier owners
+    /// of the device are fenced when it is opened, and iSCSI uses persistent reservations for that.
+    pub fn for_owner(&self, ownership: Arc<dyn Ownership>) -> Settings {
+        Settings {
+            ownership: Some(ownership),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn ownership(&self) -> Option<&dyn Ownership> {
+        self.ownership.as_deref()
     }
 
     /// Reports whether the command is a dry run.
@@ -326,6 +354,37 @@ impl Settings {
         self.text("run.dir").into()
     }
 
+    /// Returns the addresses of the members of etcd.
+    pub fn cluster_etcd(&self) -> Vec<String> {
+        let urls = self.text("cluster.etcd").split_whitespace();
+        urls.map(ToOwned::to_owned).collect()
+    }
+
+    /// Returns the name of this machine in its cluster.
+    pub fn cluster_name(&self) -> String {
+        match self.text("cluster.name") {
+            "" => rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            name => name.to_owned(),
+        }
+    }
+
+    /// Returns the beginning of the keys of the cluster.
+    pub fn cluster_prefix(&self) -> &str {
+        self.text("cluster.prefix")
+    }
+
+    /// Returns the file with the certificates of etcd's authority, and those with the certificate
+    /// and the private key of this machine.
+    pub fn cluster_tls(&self) -> (Option<PathBuf>, Option<(PathBuf, PathBuf)>) {
+        let file = |key| Some(self.text(key)).filter(|path| !path.is_empty());
+        let file = |key| file(key).map(PathBuf::from);
+        let own = file("cluster.tls-cert").zip(file("cluster.tls-key"));
+        (file("cluster.tls-ca"), own)
+    }
+
     /// Returns the path of the registry of LUNs.
     pub fn lun_registry(&self) -> PathBuf {
         self.text("lun.registry").into()
@@ -370,7 +429,7 @@ impl Settings {
 
     /// Reports whether lost iSCSI paths are fenced by persistent reservations.
     pub fn iscsi_persistent_reservations(&self) -> bool {
-        self.text("iscsi.persistent-reservations") == "true"
+        self.text("iscsi.persistent-reservations") == "true" || self.ownership.is_some()
     }
 
     /// Returns the log level.

@@ -76,6 +76,11 @@ impl StopSignals {
         StopSignals::take_over(Hup::Stop).map_err(not_installed)
     }
 
+    /// Requires an orderly stop from here on: the first TERM does not end the process by itself.
+    pub fn stop_in_order(&self) {
+        stop_in_order();
+    }
+
     /// Same as [`StopSignals::install`], for a service, which HUP reloads.
     pub fn for_service() -> Result<StopSignals> {
         StopSignals::take_over(Hup::Reload).map_err(not_installed)
@@ -146,7 +151,7 @@ impl StopSignals {
     }
 
     /// Empties the descriptor, so that it waits for the next signal.
-    pub(crate) fn drain(&self) {
+    pub fn drain(&self) {
         while (&self.wake).read(&mut [0; 64]).is_ok_and(|len| len > 0) {}
     }
 }

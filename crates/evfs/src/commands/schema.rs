@@ -3,9 +3,9 @@
 use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
-    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
-    fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service, shrink, stats,
-    status, sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
+    cache, cell, cluster, completions, config, detach, doctor, explain, files, fileset,
+    fileset_diff, fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service,
+    shrink, stats, status, sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -98,6 +98,17 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
 const DOCUMENTS: &[Published] = &[
     Published::of(&ERROR, &[]),
     Published::of(&PROGRESS, SHOW_PROGRESS),
+    Published::of(&cluster::SHOWN, &["cluster status"]),
+    Published::of(&cluster::MADE, &["cluster init"]),
+    Published::of(
+        &cluster::CHANGED,
+        &[
+            "cluster move",
+            "cluster drain",
+            "cluster unfence",
+            "cluster remove",
+        ],
+    ),
     Published::of(&key::KEY, &["key generate", "key show", "key import"]),
     Published::of(&key::KEYS, &["key list"]),
     Published::of(&key::EXPORTED, &["key export"]),

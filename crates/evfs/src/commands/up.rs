@@ -1,11 +1,12 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
+use super::cluster_units::{self, Claim};
 use super::confirm::Yes;
 use super::detach::{asks_before_force, confirm_force};
 use super::device::DeviceArgs;
 use super::service::{announce, end, in_background, reload_settings, start};
 use super::unlock::UnlockArgs;
-use crate::background;
+use crate::{background, log};
 use cli::document::Document;
 use cli::{Context, output};
 use schemars::JsonSchema;
@@ -57,7 +58,8 @@ reload and of the end; with WATCHDOG_USEC, also that the process answers.
 Examples:
   evfs up                                   all tables in the file of the settings
   evfs up /srv/evfs.toml --background
-  evfs up --only data                       one table, as the unit evfs@data.service does")]
+  evfs up --only data                       one table, as the unit evfs@data.service does
+  evfs up --cluster                         the units of a cluster; see `evfs cluster --help`")]
 pub struct UpArgs {
     /// Configuration file [default: the file of the settings, which may hold these tables, too]
     config: Option<PathBuf>,
@@ -67,16 +69,54 @@ pub struct UpArgs {
     /// Detach from the terminal once everything is ready
     #[arg(long)]
     background: bool,
+    /// Serve the tables that are units of a cluster, each on one of its machines at a time
+    #[arg(long)]
+    cluster: bool,
+    /// Serve one claim on a unit, for the process that runs the cluster's protocol
+    #[arg(long, hide = true, requires = "only", conflicts_with_all = ["background", "cluster"])]
+    claim: bool,
 }
 
 pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
-    in_background(args.background, |ready| attach_all(context, &args, ready))
+    if args.claim {
+        let claim = Arc::new(Claim::of_stdin()?);
+        let settings = context.settings.for_owner(Arc::clone(&claim) as _);
+        let context = Context {
+            settings,
+            ..context.clone()
+        };
+        stack::set_log_place(log::place(false));
+        let mut opened = || claim.opened();
+        let ended = attach_all(&context, &args, None, &mut opened);
+        return ended.inspect_err(|error| claim.failed(error));
+    }
+    in_background(args.background, |ready| {
+        if args.cluster {
+            let config = ConfigFile::or_settings(args.config.as_deref());
+            let entries = read(&config, &args.only, context.settings.threads())?;
+            return cluster_units::serve(context, &config, entries, ready);
+        }
+        attach_all(context, &args, ready, &mut || {})
+    })
 }
 
-fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
+/// Starts all services and runs them to their end. Calls `opened` when they are ready.
+fn attach_all(
+    context: &Context,
+    args: &UpArgs,
+    ready: Option<background::Ready>,
+    opened: &mut dyn FnMut(),
+) -> Result<u8> {
     let signals = StopSignals::for_service()?;
     let config = ConfigFile::or_settings(args.config.as_deref());
     let entries = read(&config, &args.only, context.settings.threads())?;
+    if !args.claim
+        && let Some(moves) = entries.iter().find(|entry| entry.address.is_some())
+    {
+        let table = moves.table();
+        let why = format!("warning: the address of {table} is not used without --cluster");
+        output::warn(context.json, &why);
+    }
     let needs = entries.iter().map(|entry| Needs::of(&entry.spec));
     let cache = ProcessCache::new(&context.settings)?;
     let kept = confine(
@@ -103,7 +143,10 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
         attached.push(up.start(&entry).map_err(within)?);
         lock(&up.running).push(entry);
     }
-    announce(context.json, &attached, ready);
+    if !args.claim {
+        announce(context.json, &attached, ready);
+    }
+    opened();
     let reload: Reload = Arc::new(move |hub: &Hub| up.reload(hub));
     end(stack::serve(
         attached,

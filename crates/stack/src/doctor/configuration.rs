@@ -221,6 +221,7 @@ mod tests {
 
     fn table(spec: ServiceSpec) -> ServiceTable {
         ServiceTable {
+            address: None,
             spec,
             key: None,
             key_file: None,

@@ -119,6 +119,7 @@ impl Settings {
         let mut settings = Settings {
             values,
             is_dry_run: false,
+            ownership: None,
         };
         for key in LISTEN {
             if let Err(want) = settings.listen(key) {

@@ -37,6 +37,76 @@ pub(super) const TABLE: &[Row] = &[
         check: crate::tunables::check,
     },
     Row {
+        key: "cluster.etcd",
+        env: "EVFS_CLUSTER_ETCD",
+        unit: "list",
+        reason: "members of etcd, http://HOST:PORT or https://HOST:PORT separated by spaces, which \
+                 keep the records of a cluster; empty for none",
+        default: |_| String::new(),
+        check: |v| {
+            let is_url = |url: &str| url.starts_with("http://") || url.starts_with("https://");
+            if v.split_whitespace().all(is_url) {
+                Ok(())
+            } else {
+                Err("addresses that begin with http:// or https://, separated by spaces".into())
+            }
+        },
+    },
+    Row {
+        key: "cluster.name",
+        env: "EVFS_CLUSTER_NAME",
+        unit: "name",
+        reason: "name of this machine in its cluster, which no other machine has; empty for the \
+                 host name",
+        default: |_| String::new(),
+        check: |v| {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if v.len() <= 255 && v.chars().all(is_plain) {
+                Ok(())
+            } else {
+                Err("letters, digits, -, _ and . only".into())
+            }
+        },
+    },
+    Row {
+        key: "cluster.prefix",
+        env: "EVFS_CLUSTER_PREFIX",
+        unit: "key",
+        reason: "beginning of the keys of this cluster in etcd; several clusters can share one etcd",
+        default: |_| "/evfs".into(),
+        check: |v| {
+            if v.len() > 1 && v.starts_with('/') && v.is_ascii() {
+                Ok(())
+            } else {
+                Err("a name that begins with /".into())
+            }
+        },
+    },
+    Row {
+        key: "cluster.tls-ca",
+        env: "EVFS_CLUSTER_TLS_CA",
+        unit: "path",
+        reason: "certificates of the authority that signed those of etcd, PEM; for https://",
+        default: |_| String::new(),
+        check: |v| if v.is_empty() { Ok(()) } else { absolute(v) },
+    },
+    Row {
+        key: "cluster.tls-cert",
+        env: "EVFS_CLUSTER_TLS_CERT",
+        unit: "path",
+        reason: "certificate with which this machine identifies itself to etcd, PEM; empty for none",
+        default: |_| String::new(),
+        check: |v| if v.is_empty() { Ok(()) } else { absolute(v) },
+    },
+    Row {
+        key: "cluster.tls-key",
+        env: "EVFS_CLUSTER_TLS_KEY",
+        unit: "path",
+        reason: "private key of cluster.tls-cert, PEM",
+        default: |_| String::new(),
+        check: |v| if v.is_empty() { Ok(()) } else { absolute(v) },
+    },
+    Row {
         key: "fs.commit-interval-ms",
         env: "EVFS_FS_COMMIT_INTERVAL_MS",
         unit: "ms",

@@ -1,0 +1,528 @@
+//! The process that runs the protocol for one machine, and starts a process for each claim.
+//!
+//! ```text
+//!   workers ── etcd              units ── a process each, see `unit`
+//!      │  answers, changes          │  reports, ends
+//!      └────────────► events ◄──────┘
+//!                        │
+//!                      Node ── Machine (`cluster_proto`)
+//! ```
+//!
+//! **Invariant:** one thread owns the state and never waits for etcd, the storage or a unit.
+
+use crate::address::Address;
+use crate::deadline::now;
+use crate::store::{Loaded, Own, Seen, Store};
+use crate::unit::{Command, Report, line, nanos};
+use cluster_proto::{Action, Answer, Ask, AskId, At, Config, Done, Machine, Name, Notice, Phase};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Threads that renew the lease. Renewals do not wait for each other.
+const RENEWERS: usize = 5;
+/// Threads for all other requests.
+const WORKERS: usize = 8;
+/// Time without an answer of etcd after which this is logged.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Settings of a node.
+pub struct Options {
+    /// Those of the protocol.
+    pub config: Config,
+    /// This machine, with the units that it has a configuration for.
+    pub own: Own,
+    /// Addresses that move with units.
+    pub addresses: BTreeMap<Name, Address>,
+    /// Returns the command that serves a unit, for [`crate::Link`].
+    pub command: Box<dyn Fn(&str) -> std::process::Command>,
+    /// Called once the machine is part of the cluster.
+    pub ready: Box<dyn FnMut()>,
+}
+
+/// What happens to a node.
+#[derive(Debug)]
+enum Event {
+    Answer(AskId, Answer, Option<Loaded>),
+    /// A change, seen by the watch of this number.
+    Seen(u64, Seen),
+    Report(Name, u64, Report),
+    Exited(Name, u64, Option<i32>),
+    Stop,
+}
+
+/// Stops a node in order. The second call ends it at once.
+#[derive(Clone)]
+pub struct Stopper(Sender<Event>);
+
+impl Stopper {
+    /// Asks for the end.
+    pub fn stop(&self) {
+        // The node may have ended.
+        let _ = self.0.send(Event::Stop);
+    }
+}
+
+/// The process of a claim.
+struct Process {
+    stream: UnixStream,
+    pidfd: OwnedFd,
+    /// It was ended because the claim is over.
+    is_killed: bool,
+    /// It has the address of the unit.
+    has_address: bool,
+}
+
+impl Process {
+    fn tell(&self, command: &Command) {
+        // A process that is gone, or does not read, ends by its deadline.
+        let text = line(command) + "\n";
+        let _ = (&self.stream).write_all(text.as_bytes());
+    }
+
+    fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+}
+
+type Jobs = Sender<(AskId, Ask)>;
+
+/// The protocol of one machine, with everything that it moves.
+pub struct Node {
+    store: Arc<Store>,
+    options: Options,
+    machine: Machine,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    renewals: Jobs,
+    requests: Jobs,
+    /// Number of the watch whose changes count.
+    watch: u64,
+    drained: BTreeSet<Name>,
+    stops: u32,
+    is_ready: bool,
+    until: At,
+    lease: Option<u64>,
+    /// When etcd answered last, and whether its silence was logged.
+    heard: (At, bool),
+    processes: BTreeMap<(Name, u64), Process>,
+    /// Commands to claims whose unit has another process that has not ended yet.
+    delayed: Vec<(Name, u64, Command)>,
+}
+
+impl Node {
+    /// Creates a node, and the handle that stops it.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn new(store: Arc<Store>, options: Options) -> io::Result<(Node, Stopper)> {
+        let (sender, events) = channel();
+        let patience = options.config.patience;
+        let workers = |count: usize| -> io::Result<Jobs> {
+            let (jobs, taken) = channel::<(AskId, Ask)>();
+            let taken = Arc::new(Mutex::new(taken));
+            for _ in 0..count {
+                let (taken, sender) = (Arc::clone(&taken), sender.clone());
+                let (store, own) = (Arc::clone(&store), options.own.clone());
+                let work = move || {
+                    let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    while let Ok((id, ask)) = next() {
+                        let (answer, from) = store.carry_out(&own, &ask, patience);
+                        if sender.send(Event::Answer(id, answer, from)).is_err() {
+                            return;
+                        }
+                    }
+                };
+                let thread = std::thread::Builder::new().name("cluster-etcd".into());
+                thread.spawn(work)?;
+            }
+            Ok(jobs)
+        };
+        let (renewals, requests) = (workers(RENEWERS)?, workers(WORKERS)?);
+        let machine = Machine::new(options.config.clone(), now());
+        let stopper = Stopper(sender.clone());
+        let node = Node {
+            store,
+            options,
+            machine,
+            events,
+            sender,
+            renewals,
+            requests,
+            watch: 0,
+            drained: BTreeSet::new(),
+            stops: 0,
+            is_ready: false,
+            until: At::default(),
+            lease: None,
+            heard: (now(), false),
+            processes: BTreeMap::new(),
+            delayed: Vec::new(),
+        };
+        Ok((node, stopper))
+    }
+
+    /// Runs until it is stopped. Returns whether all units were closed in order.
+    pub fn run(mut self) -> bool {
+        for address in self.options.addresses.values() {
+            // Of an earlier process.
+            if let Err(error) = address.remove() {
+                tracing::warn!(name: "EVFS-1004", "cannot manage the address {address}: {error}");
+            }
+        }
+        loop {
+            while let Some(action) = self.machine.next_action() {
+                self.act(action);
+            }
+            if self.stops > 1 {
+                self.processes.values().for_each(|p| p.signal(Signal::KILL));
+                return self.processes.is_empty();
+            }
+            if self.stops > 0 && self.is_idle() {
+                if let Some(lease) = self.lease {
+                    let _ = self
+                        .store
+                        .etcd()
+                        .revoke(lease, self.options.config.patience);
+                }
+                return true;
+            }
+            let wait = self.machine.wakes().0.saturating_sub(now().0);
+            match self.events.recv_timeout(wait) {
+                Ok(event) => self.take(event),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    self.machine.tick(now());
+                }
+            }
+            self.note_silence();
+        }
+    }
+
+    /// Reports whether no unit is being served or about to be.
+    fn is_idle(&self) -> bool {
+        let mut units = self.machine.units();
+        self.processes.is_empty() && units.all(|(_, _, phase)| phase == Phase::Idle)
+    }
+
+    fn note_silence(&mut self) {
+        let (heard, was_logged) = self.heard;
+        let silence = now().0.saturating_sub(heard.0);
+        if silence > SILENCE && !was_logged {
+            self.heard.1 = true;
+            tracing::error!(
+                name: "EVFS-1003",
+                "etcd has not answered for {} s: this machine serves no unit of the cluster until \
+                 it does; check that its members run and can be reached",
+                silence.as_secs()
+            );
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let now = now();
+        match event {
+            Event::Answer(id, answer, loaded) => {
+                if !matches!(answer, Answer::Unknown) {
+                    if self.heard.1 {
+                        tracing::warn!(name: "EVFS-1003", "etcd answers again");
+                    }
+                    self.heard = (now, false);
+                }
+                match answer {
+                    Answer::Granted { lease, .. } => self.lease = Some(lease),
+                    Answer::Loaded(_) if !self.is_ready => {
+                        self.is_ready = true;
+                        (self.options.ready)();
+                    }
+                    _ => {}
+                }
+                self.machine.answer(now, id, answer);
+                if let Some((revision, drained)) = loaded {
+                    self.drained = drained;
+                    self.note_drain();
+                    self.start_watch(revision);
+                }
+            }
+            Event::Seen(watch, seen) if watch == self.watch => match seen {
+                Seen::Notice(notice) => {
+                    if matches!(notice, Notice::Missed) {
+                        self.watch += 1;
+                    }
+                    self.machine.notice(now, notice);
+                }
+                Seen::Drain(drain) => {
+                    if drain.is_drained {
+                        self.drained.insert(drain.machine);
+                    } else {
+                        self.drained.remove(&drain.machine);
+                    }
+                    self.note_drain();
+                }
+                Seen::Nothing => {}
+            },
+            Event::Seen(..) => {}
+            Event::Report(unit, epoch, report) => self.reported(&unit, epoch, report),
+            Event::Exited(unit, epoch, code) => self.exited(&unit, epoch, code),
+            Event::Stop => {
+                self.stops += 1;
+                self.note_drain();
+            }
+        }
+    }
+
+    fn note_drain(&mut self) {
+        let drain = self.stops > 0 || self.drained.contains(&self.options.own.name);
+        self.machine.drain(now(), drain);
+    }
+
+    fn start_watch(&mut self, revision: u64) {
+        self.watch += 1;
+        let number = self.watch;
+        let (store, own) = (Arc::clone(&self.store), self.options.own.clone());
+        let sender = self.sender.clone();
+        let watch = move || {
+            store.watch(&own, revision, &mut |seen| {
+                sender.send(Event::Seen(number, seen)).is_ok()
+            });
+        };
+        let thread = std::thread::Builder::new().name("cluster-watch".into());
+        if let Err(error) = thread.spawn(watch) {
+            tracing::error!(name: "EVFS-1005", "cannot start a thread: {error}");
+            self.machine.notice(now(), Notice::Missed);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Ask(id, ask) => {
+                let to = match ask {
+                    Ask::Renew { .. } => &self.renewals,
+                    _ => &self.requests,
+                };
+                // The workers live as long as this value.
+                let _ = to.send((id, ask));
+            }
+            Action::Until(at) => {
+                self.until = at;
+                let command = Command::Until(nanos(at));
+                self.processes.values().for_each(|p| p.tell(&command));
+                let with = self.processes.iter().filter(|(_, p)| p.has_address);
+                for (key, _) in with {
+                    self.renew_address(&key.0);
+                }
+            }
+            Action::Fence {
+                unit,
+                epoch,
+                claims,
+            } => {
+                for claim in &claims {
+                    tracing::warn!(
+                        name: "EVFS-1006",
+                        "taking {unit} over from {}: fencing its claim {}",
+                        claim.machine,
+                        claim.epoch
+                    );
+                }
+                self.command(&unit, epoch, Command::Fence);
+            }
+            Action::Bump { unit, epoch } => self.command(&unit, epoch, Command::Store(epoch)),
+            Action::Open { unit, epoch } => {
+                // Before the unit listens there.
+                self.enter_address(&unit, epoch);
+                self.command(&unit, epoch, Command::Open);
+            }
+            Action::Stop { unit, epoch } => {
+                self.leave_address(&unit, epoch);
+                if let Some(process) = self.processes.get(&(unit, epoch)) {
+                    process.signal(Signal::TERM);
+                }
+            }
+            Action::Kill { unit, epoch } => {
+                self.delayed
+                    .retain(|(name, of, _)| (name, *of) != (&unit, epoch));
+                self.leave_address(&unit, epoch);
+                let is_late = self.until <= now();
+                if let Some(process) = self.processes.get_mut(&(Name::clone(&unit), epoch)) {
+                    process.is_killed = true;
+                    process.signal(Signal::KILL);
+                    let why = if is_late {
+                        "the lease of this machine was not renewed in time"
+                    } else {
+                        "this machine does not own it any more"
+                    };
+                    tracing::error!(name: "EVFS-1007", "{unit} was ended at once: {why}");
+                }
+            }
+        }
+    }
+
+    /// Sends a command to the process of a claim, which is started if there is none.
+    fn command(&mut self, unit: &Name, epoch: u64, command: Command) {
+        let key = (Name::clone(unit), epoch);
+        let is_other = |(name, of): &(Name, u64)| name == unit && *of != epoch;
+        if self.processes.keys().any(is_other) {
+            self.delayed.push((key.0, epoch, command));
+            return;
+        }
+        if !self.processes.contains_key(&key) {
+            match self.spawn(unit, epoch) {
+                Ok(process) => {
+                    self.processes.insert(key.clone(), process);
+                }
+                Err(error) => {
+                    tracing::error!(name: "EVFS-1005", "cannot start a process for {unit}: {error}");
+                    self.failed(unit, epoch, true);
+                    return;
+                }
+            }
+        }
+        if let Some(process) = self.processes.get(&key) {
+            process.tell(&command);
+        }
+    }
+
+    fn spawn(&self, unit: &Name, epoch: u64) -> io::Result<Process> {
+        let (stream, theirs) = UnixStream::pair()?;
+        let mut child = (self.options.command)(unit)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.ok_or_else(|| io::Error::other("no process ID"))?;
+        let pidfd = pidfd_open(pidfd, PidfdFlags::empty());
+        let started = pidfd.map_err(io::Error::from).and_then(|pidfd| {
+            let reader = stream.try_clone()?;
+            stream.set_nonblocking(false)?;
+            Ok((pidfd, reader))
+        });
+        let (pidfd, reader) = match started {
+            Ok(parts) => parts,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
+        };
+        stream.set_write_timeout(Some(Duration::from_millis(1)))?;
+        let process = Process {
+            stream,
+            pidfd,
+            is_killed: false,
+            has_address: false,
+        };
+        process.tell(&Command::Until(nanos(self.until)));
+        let (sender, unit) = (self.sender.clone(), Name::clone(unit));
+        let wait = move || wait_for(child, reader, &sender, &unit, epoch);
+        std::thread::Builder::new()
+            .name("cluster-unit".into())
+            .spawn(wait)?;
+        Ok(process)
+    }
+
+    fn done(&mut self, unit: &Name, epoch: u64, done: Done) {
+        self.machine.done(now(), unit, epoch, done);
+    }
+
+    fn failed(&mut self, unit: &Name, epoch: u64, clean: bool) {
+        match self.machine.phase(unit) {
+            Phase::Fencing => self.done(unit, epoch, Done::NotFenced),
+            Phase::Bumping | Phase::Opening => self.done(unit, epoch, Done::Failed { clean }),
+            Phase::Serving | Phase::Stopping => self.done(unit, epoch, Done::Stopped { clean }),
+            _ => {}
+        }
+    }
+
+    fn reported(&mut self, unit: &Name, epoch: u64, report: Report) {
+        match report {
+            Report::Fenced => self.done(unit, epoch, Done::Fenced),
+            Report::NotFenced(why) => {
+                tracing::error!(
+                    name: "EVFS-1008",
+                    "{unit} is not taken over, because an earlier owner may still write to it: {why}"
+                );
+                self.done(unit, epoch, Done::NotFenced);
+            }
+            Report::Stored => self.done(unit, epoch, Done::Bumped),
+            Report::Newer(stored) => self.done(unit, epoch, Done::Newer(stored)),
+            Report::Opened => {
+                tracing::info!("{unit} is served with epoch {epoch}");
+                self.done(unit, epoch, Done::Opened);
+            }
+            Report::Failed(why) => {
+                tracing::error!(name: "EVFS-1009", "{unit} cannot be served: {why}");
+                self.failed(unit, epoch, true);
+            }
+        }
+    }
+
+    fn exited(&mut self, unit: &Name, epoch: u64, code: Option<i32>) {
+        self.leave_address(unit, epoch);
+        let process = self.processes.remove(&(Name::clone(unit), epoch));
+        if process.is_some_and(|process| !process.is_killed) {
+            // The code of an orderly stop, or of one by TERM.
+            let clean = matches!(code, Some(0 | 143));
+            self.failed(unit, epoch, clean);
+        }
+        let delayed = std::mem::take(&mut self.delayed);
+        for (name, epoch, command) in delayed {
+            self.command(&name, epoch, command);
+        }
+    }
+
+    fn lifetime(&self) -> Duration {
+        // The kernel counts whole seconds. The margin of the lease is at least one.
+        let left = self.until.0.saturating_sub(now().0);
+        Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0))
+    }
+
+    fn renew_address(&self, unit: &Name) {
+        let Some(address) = self.options.addresses.get(unit) else {
+            return;
+        };
+        if let Err(error) = address.add(self.lifetime()) {
+            tracing::warn!(name: "EVFS-1004", "cannot renew the address {address}: {error}");
+        }
+    }
+
+    fn enter_address(&mut self, unit: &Name, epoch: u64) {
+        let Some(address) = self.options.addresses.get(unit) else {
+            return;
+        };
+        let added = address.add(self.lifetime());
+        if let Err(error) = added.and_then(|()| address.announce()) {
+            tracing::error!(name: "EVFS-1004", "cannot move the address {address} here: {error}");
+        }
+        if let Some(process) = self.processes.get_mut(&(Name::clone(unit), epoch)) {
+            process.has_address = true;
+        }
+    }
+
+    fn leave_address(&mut self, unit: &Name, epoch: u64) {
+        let process = self.processes.get_mut(&(Name::clone(unit), epoch));
+        if !process.is_some_and(|process| std::mem::take(&mut process.has_address)) {
+            return;
+        }
+        if let Some(address) = self.options.addresses.get(unit)
+            && let Err(error) = address.remove()
+        {
+            tracing::warn!(name: "EVFS-1004", "cannot remove the address {address}: {error}");
+        }
+    }
+}
+
+/// Passes the reports of a process on, and its end.
+fn wait_for(mut child: Child, reader: UnixStream, sender: &Sender<Event>, unit: &Name, epoch: u64) {
+    for text in BufReader::new(reader).lines().map_while(Result::ok) {
+        if let Ok(report) = serde_json::from_str(&text) {
+            let _ = sender.send(Event::Report(Name::clone(unit), epoch, report));
+        }
+    }
+    let code = child.wait().ok().and_then(|status| status.code());
+    let _ = sender.send(Event::Exited(Name::clone(unit), epoch, code));
+}

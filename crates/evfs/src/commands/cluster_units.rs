@@ -1,0 +1,247 @@
+//! `evfs up --cluster`: the process that runs the cluster's protocol for this machine, and the claim
+//! of a process that it starts for a unit.
+
+use super::service::end;
+use crate::background;
+use cli::{Context, output};
+use cluster::{Address, Endpoints, Host, Link, Node, Options, Own, Report, Step, Store};
+use cluster_proto::{Config, Name};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, kill_process};
+use stack::config::{ConfigFile, ServiceTable};
+use stack::{Ended, Error, Manager, Ownership, Result, Settings, StopSignals, exit};
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Creates the client of the cluster that the settings name.
+///
+/// # Errors
+/// The settings name none, or a file of theirs cannot be read.
+pub fn store(settings: &Settings) -> Result<Store> {
+    let (ca, client) = settings.cluster_tls();
+    let endpoints = Endpoints {
+        urls: settings.cluster_etcd(),
+        ca,
+        client,
+    };
+    Store::new(&endpoints, settings.cluster_prefix()).map_err(|error| Error::Config {
+        place: "cluster".into(),
+        detail: error.to_string(),
+    })
+}
+
+/// Runs the protocol until a signal asks for the end.
+pub fn serve(
+    context: &Context,
+    config: &ConfigFile,
+    entries: Vec<ServiceTable>,
+    ready: Option<background::Ready>,
+) -> Result<u8> {
+    let signals = StopSignals::for_service()?;
+    let store = Arc::new(store(&context.settings)?);
+    let name = Name::from(context.settings.cluster_name());
+    let mut addresses = BTreeMap::new();
+    for entry in &entries {
+        let wrong = |detail: String| Error::Config {
+            place: format!("{}: {}", config.path().display(), entry.table()),
+            detail,
+        };
+        if let Some(text) = &entry.address {
+            let address: Address = text.parse().map_err(wrong)?;
+            addresses.insert(Name::from(entry.spec.name()), address);
+        }
+    }
+    let units = entries.iter().map(|entry| Name::from(entry.spec.name()));
+    let own = Own {
+        name: Name::clone(&name),
+        host: Host { host: host() },
+        units: units.collect(),
+    };
+    let program = std::env::current_exe().map_err(|e| Error::Failed(e.to_string()))?;
+    let file = std::path::absolute(config.path()).unwrap_or_else(|_| config.path().to_owned());
+    let command = move |unit: &str| {
+        let mut command = std::process::Command::new(&program);
+        command.arg("up").arg(&file);
+        command.args(["--only", unit, "--claim"]);
+        // Reports to a service manager are those of this process.
+        command
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC");
+        command
+    };
+    let json = context.json;
+    let manager = Arc::new(Mutex::new(Manager::of_environment()));
+    let (told, count) = (Arc::clone(&manager), entries.len());
+    let mut ready = ready;
+    let announce = move || {
+        let text = format!("{name}: a machine of the cluster, which may serve {count} units");
+        lock(&told).serving(["the units of a cluster"].into_iter());
+        match ready.take() {
+            Some(ready) => ready.report_ready(if json { "" } else { &text }),
+            None => output::say(json, &text),
+        }
+    };
+    let options = Options {
+        config: Config::new(Name::clone(&own.name)),
+        own,
+        addresses,
+        command: Box::new(command),
+        ready: Box::new(announce),
+    };
+    let failed = |e: std::io::Error| Error::Failed(format!("cannot start a thread: {e}"));
+    let (node, stopper) = Node::new(store, options).map_err(failed)?;
+    signals.stop_in_order();
+    let signal = Arc::new(Mutex::new(0));
+    let seen = Arc::clone(&signal);
+    let wait = move || {
+        loop {
+            let limit = lock(&manager).keep_alive();
+            let limit = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
+            let mut fds = [PollFd::new(&signals, PollFlags::IN)];
+            let _ = poll(&mut fds, limit.as_ref());
+            signals.drain();
+            if let Some(signal) = signals.stop_asked() {
+                lock(&manager).stopping();
+                *lock(&seen) = signal;
+                stopper.stop();
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("cluster-signals".into())
+        .spawn(wait)
+        .map_err(failed)?;
+    if !node.run() {
+        return Err(Error::Failed(
+            "not all units could be closed in order".into(),
+        ));
+    }
+    match *lock(&signal) {
+        0 => Ok(exit::OK),
+        signal => end(Ended::Signal(signal)),
+    }
+}
+
+/// Identifies this host until its next start, with its network namespace.
+fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
+    format!("{}.{namespace}", boot.trim())
+}
+
+/// The claim of this process on the unit that it serves.
+pub struct Claim {
+    link: Link,
+    steps: Mutex<Steps>,
+}
+
+/// Steps that the node has asked for.
+#[derive(Default)]
+struct Steps {
+    has_begun: bool,
+    must_fence: bool,
+    /// The node knows that earlier owners are fenced, or that they are not.
+    is_fence_reported: bool,
+    epoch: Option<u64>,
+    may_open: bool,
+    /// The node knows that this claim has failed.
+    has_failed: bool,
+}
+
+impl Claim {
+    /// Takes standard input as the connection to the node. Its end stops this process in order.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn of_stdin() -> Result<Claim> {
+        let stop = || {
+            let _ = kill_process(getpid(), Signal::TERM);
+        };
+        let link = Link::of_stdin(stop).map_err(|e| Error::Usage(format!("--claim: {e}")))?;
+        Ok(Claim {
+            link,
+            steps: Mutex::default(),
+        })
+    }
+
+    /// Reports that the unit is served.
+    pub fn opened(&self) {
+        if lock(&self.steps).may_open {
+            self.link.report(&Report::Opened);
+        }
+    }
+
+    /// Reports that the unit is not served, unless the node knows.
+    pub fn failed(&self, error: &Error) {
+        if !lock(&self.steps).has_failed {
+            self.link.report(&Report::Failed(error.chain()));
+        }
+    }
+
+    fn next(&self, steps: &mut Steps) -> Result<()> {
+        match self.link.next_step() {
+            Some(Step::Fence) => steps.must_fence = true,
+            Some(Step::Store(epoch)) => steps.epoch = Some(epoch),
+            Some(Step::Open) => steps.may_open = true,
+            None => {
+                let why = "the claim on this unit has ended before it was opened";
+                return Err(Error::Failed(why.into()));
+            }
+        }
+        steps.has_begun = true;
+        Ok(())
+    }
+}
+
+impl Ownership for Claim {
+    fn must_fence(&self) -> Result<bool> {
+        let mut steps = lock(&self.steps);
+        if !steps.has_begun {
+            self.next(&mut steps)?;
+        }
+        Ok(steps.must_fence)
+    }
+
+    fn fenced(&self, result: &Result<()>) {
+        let mut steps = lock(&self.steps);
+        match result {
+            Ok(()) if steps.is_fence_reported => {}
+            Ok(()) => self.link.report(&Report::Fenced),
+            Err(error) => {
+                steps.has_failed = true;
+                self.link.report(&Report::NotFenced(error.chain()));
+            }
+        }
+        steps.is_fence_reported = true;
+    }
+
+    fn epoch(&self) -> Result<u64> {
+        let mut steps = lock(&self.steps);
+        loop {
+            if let Some(epoch) = steps.epoch {
+                return Ok(epoch);
+            }
+            self.next(&mut steps)?;
+        }
+    }
+
+    fn newer(&self, epoch: u64) {
+        lock(&self.steps).has_failed = true;
+        self.link.report(&Report::Newer(epoch));
+    }
+
+    fn stored(&self) -> Result<()> {
+        self.link.report(&Report::Stored);
+        let mut steps = lock(&self.steps);
+        while !steps.may_open {
+            self.next(&mut steps)?;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
