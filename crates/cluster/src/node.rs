@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -53,7 +53,7 @@ enum Event {
     /// A change, seen by the watch of this number.
     Seen(u64, Seen),
     Report(Name, u64, Report),
-    Exited(Name, u64, Option<i32>),
+    Exited(Name, u64, io::Result<ExitStatus>),
     Stop,
 }
 
@@ -268,7 +268,7 @@ impl Node {
             },
             Event::Seen(..) => {}
             Event::Report(unit, epoch, report) => self.reported(&unit, epoch, report),
-            Event::Exited(unit, epoch, code) => self.exited(&unit, epoch, code),
+            Event::Exited(unit, epoch, status) => self.exited(&unit, epoch, &status),
             Event::Stop => {
                 self.stops += 1;
                 self.note_drain();
@@ -455,18 +455,33 @@ impl Node {
                 self.done(unit, epoch, Done::Opened);
             }
             Report::Failed(why) => {
-                tracing::error!(name: "EVFS-1009", "{unit} cannot be served: {why}");
-                self.failed(unit, epoch, true);
+                tracing::error!(name: "EVFS-1010", "{unit} cannot be served: {why}");
+                // One that was served has not closed everything in order; its end follows.
+                if matches!(self.machine.phase(unit), Phase::Bumping | Phase::Opening) {
+                    self.failed(unit, epoch, true);
+                }
             }
         }
     }
 
-    fn exited(&mut self, unit: &Name, epoch: u64, code: Option<i32>) {
+    fn exited(&mut self, unit: &Name, epoch: u64, status: &io::Result<ExitStatus>) {
         self.leave_address(unit, epoch);
         let process = self.processes.remove(&(Name::clone(unit), epoch));
         if process.is_some_and(|process| !process.is_killed) {
+            let code = status.as_ref().ok().and_then(ExitStatus::code);
             // The code of an orderly stop, or of one by TERM.
             let clean = matches!(code, Some(0 | 143));
+            if matches!(self.machine.phase(unit), Phase::Serving | Phase::Stopping) && !clean {
+                let why = match status {
+                    Ok(status) => status.to_string(),
+                    Err(error) => error.to_string(),
+                };
+                tracing::error!(
+                    name: "EVFS-1009",
+                    "the process of {unit} ended unexpectedly ({why}); the next owner fences its \
+                     claim {epoch}"
+                );
+            }
             self.failed(unit, epoch, clean);
         }
         let delayed = std::mem::take(&mut self.delayed);
@@ -523,6 +538,6 @@ fn wait_for(mut child: Child, reader: UnixStream, sender: &Sender<Event>, unit: 
             let _ = sender.send(Event::Report(Name::clone(unit), epoch, report));
         }
     }
-    let code = child.wait().ok().and_then(|status| status.code());
-    let _ = sender.send(Event::Exited(Name::clone(unit), epoch, code));
+    let status = child.wait();
+    let _ = sender.send(Event::Exited(Name::clone(unit), epoch, status));
 }

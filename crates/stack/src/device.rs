@@ -527,7 +527,8 @@ fn open_unclaimed(
         ..path_file::Options::default()
     };
     if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {
-        ownership::fence(ownership, &[], &device.display().to_string())?;
+        let name = device.display().to_string();
+        ownership::fence(ownership, &[], &name, CONNECT_WITHIN)?;
     }
     let file = locked::open(device, &options, share.claimed())?;
     let scratch = scratch_over(Arc::clone(&file) as _, settings);
@@ -667,7 +668,7 @@ fn start(
     if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {
         let used = paths.iter().filter(|spec| spec.enabled);
         let used: Vec<_> = used.map(|spec| Arc::clone(&spec.path)).collect();
-        ownership::fence(ownership, &used, &known.name)?;
+        ownership::fence(ownership, &used, &known.name, CONNECT_WITHIN)?;
     }
     let transport = paths.first().map_or("file", |p| p.path.transport().name());
     let (attributes, _) = registry.attributes(known, transport)?;

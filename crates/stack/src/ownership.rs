@@ -4,11 +4,11 @@
 //!   paths ── must_fence? ── evict on each ── fenced ── epoch? ── record ── stored ── may be used
 //! ```
 
-use crate::device::CONNECT_WITHIN;
 use crate::{Error, Result};
 use block::ErrorKind;
 use lunpath::Lunpath;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The claim of this process on the device that it serves. Each step waits until the cluster wants
 /// it; an error means that the claim is over.
@@ -39,7 +39,7 @@ pub trait Ownership: Send + Sync {
 }
 
 /// Fences earlier owners on every path, if that is necessary. Without paths, the device is a file or
-/// a disk.
+/// a disk. Waits at most `within`.
 ///
 /// # Errors
 /// A path is not proven to be fenced; the claim is over.
@@ -47,16 +47,17 @@ pub(crate) fn fence(
     ownership: &dyn Ownership,
     paths: &[Arc<dyn Lunpath>],
     name: &str,
+    within: Duration,
 ) -> Result<()> {
     if !ownership.must_fence()? {
         return Ok(());
     }
-    let result = evict(paths, name);
+    let result = evict(paths, name, within);
     ownership.fenced(&result);
     result
 }
 
-fn evict(paths: &[Arc<dyn Lunpath>], name: &str) -> Result<()> {
+fn evict(paths: &[Arc<dyn Lunpath>], name: &str, within: Duration) -> Result<()> {
     if paths.is_empty() {
         let why = "a file or a disk of this machine cannot refuse requests of other machines; use \
                    iscsi:// or rbd: for units of a cluster";
@@ -65,7 +66,7 @@ fn evict(paths: &[Arc<dyn Lunpath>], name: &str) -> Result<()> {
     let results: Vec<block::Result<()>> = std::thread::scope(|scope| {
         let evict = |path: &'_ Arc<dyn Lunpath>| {
             let path = Arc::clone(path);
-            scope.spawn(move || path.evict(CONNECT_WITHIN))
+            scope.spawn(move || path.evict(within))
         };
         let threads: Vec<_> = paths.iter().map(evict).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, block::Result<()>>| {

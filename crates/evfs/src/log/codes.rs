@@ -55,6 +55,9 @@ pub const EVENTS: &[Known] = events! {
     "0809" "0810" "0811" "0812" "0813" "0814" "0815"
     // metrics and the web page
     "0901" "0902"
+    // clusters
+    "1001" "1002" "1003" "1004" "1005" "1006" "1007" "1008"
+    "1009" "1010"
 };
 
 /// Returns the code of an event, if its name is one.
