@@ -101,7 +101,7 @@ pub struct Made {
 pub struct Changed {
     /// Names of the units.
     units: Vec<String>,
-    /// The machine.
+    /// The machine, if one was named.
     machine: Option<String>,
 }
 
@@ -112,11 +112,11 @@ pub struct Shown {
     etcd: Vec<Member>,
     /// Machines that live, or are drained.
     machines: Vec<ShownMachine>,
-    /// Units.
+    /// All units, sorted by name.
     units: Vec<ShownUnit>,
 }
 
-/// A member of etcd.
+/// Whether a member of etcd answers.
 #[derive(Serialize, JsonSchema)]
 struct Member {
     url: String,
@@ -126,7 +126,7 @@ struct Member {
     error: Option<String>,
 }
 
-/// A machine.
+/// A machine that lives, or that an administrator has drained.
 #[derive(Serialize, JsonSchema)]
 struct ShownMachine {
     name: String,
@@ -138,7 +138,7 @@ struct ShownMachine {
     units: usize,
 }
 
-/// State of a unit.
+/// What users of a unit can expect at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum UnitState {
@@ -152,7 +152,7 @@ enum UnitState {
     Unreadable,
 }
 
-/// A unit.
+/// The record of one of the units, and what follows from it.
 #[derive(Serialize, JsonSchema)]
 struct ShownUnit {
     name: String,
@@ -171,7 +171,7 @@ struct ShownUnit {
     error: Option<String>,
 }
 
-/// An earlier claim.
+/// A claim of an earlier owner.
 #[derive(Serialize, JsonSchema)]
 struct ShownClaim {
     machine: String,
