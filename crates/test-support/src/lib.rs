@@ -8,6 +8,7 @@
 
 pub mod ceph;
 pub mod etcd;
+pub mod history;
 pub mod network;
 pub mod tgtd;
 
