@@ -142,11 +142,12 @@ pub struct Violation {
     pub block: u32,
     /// What was read.
     pub read: Value,
-    /// The last operations of the block and crashes up to the read, with times in milliseconds.
+    /// The last operations of the block, flushes and crashes up to the read, with times in
+    /// milliseconds.
     pub before: Vec<String>,
 }
 
-/// Operations that a violation shows.
+/// Operations and crashes that a violation shows.
 const SHOWN: usize = 24;
 
 impl fmt::Display for Violation {
@@ -195,27 +196,31 @@ impl History {
         Ok(())
     }
 
-    /// Describes the operations of a block, and the crashes, that were invoked before a time.
+    /// Describes what was invoked before a time: the operations of a block, crashes, and of
+    /// acknowledged flushes that follow each other the last.
     fn shown(&self, operations: &[&Operation], until: Time) -> Vec<String> {
-        let flushes = self.operations.iter().filter(|o| o.action == Action::Flush);
+        let is_flush = |o: &&Operation| o.action == Action::Flush && o.completed.is_some();
+        let flushes = self.operations.iter().filter(is_flush);
+        let operation = |o: &Operation| (o.invoked, is_flush(&o), o.to_string());
         let crash = |crash: &Crash| {
-            (
-                crash.from,
-                format!("{} crash", times(crash.from, Some(crash.until))),
-            )
+            let times = times(crash.from, Some(crash.until));
+            (crash.from, false, format!("{times} crash"))
         };
-        let mut lines: Vec<(Time, String)> = (operations.iter().copied().chain(flushes))
-            .map(|operation| (operation.invoked, operation.to_string()))
-            .chain(self.crashes.iter().map(crash))
-            .filter(|(at, _)| *at <= until)
-            .collect();
+        let operations = operations.iter().copied().chain(flushes).map(operation);
+        let crashes = self.crashes.iter().map(crash);
+        let mut lines: Vec<(Time, bool, String)> = operations.chain(crashes).collect();
+        lines.retain(|(at, ..)| *at <= until);
         lines.sort();
+        lines.dedup_by(|line, before| {
+            let both = line.1 && before.1;
+            if both {
+                std::mem::swap(line, before);
+            }
+            both
+        });
         let skipped = lines.len().saturating_sub(SHOWN);
-        lines
-            .into_iter()
-            .skip(skipped)
-            .map(|(_, line)| line)
-            .collect()
+        let shown = lines.into_iter().skip(skipped);
+        shown.map(|(.., line)| line).collect()
     }
 }
 

@@ -278,7 +278,7 @@ impl AllOrders<'_> {
     fn explain(&mut self) -> bool {
         let crash = self.history.crashes.get(self.crashes).copied();
         let required = |o: &&Operation| o.completed.is_some();
-        if crash.is_none() && !self.left.iter().any(|o| required(o)) {
+        if crash.is_none() && !self.left.iter().any(required) {
             return true;
         }
         // What comes next was invoked before everything left is due.
