@@ -10,6 +10,7 @@ pub mod guest;
 pub mod lua;
 pub mod mounts;
 pub mod packages;
+pub mod recorder;
 pub mod schemas;
 pub mod sparse;
 pub mod targets;

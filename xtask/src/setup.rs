@@ -24,6 +24,8 @@ const NEEDED: &[(&str, &str)] = &[
     ("dbench", "dbench"),
     ("debootstrap", "debootstrap"),
     ("dpkg-deb", "dpkg"),
+    ("etcd", "etcd-server"),
+    ("etcdctl", "etcd-client"),
     ("fio", "fio"),
     ("fish", "fish"),
     ("fusermount3", "fuse3"),

@@ -1,12 +1,14 @@
-//! A small blocking client with one connection over a Unix socket: for the quickstart, which must
-//! not depend on another program, and for tests that count acknowledged requests.
+//! A small blocking client with one connection over a Unix socket or TCP: for the quickstart, which
+//! must not depend on another program, and for tests that count acknowledged requests.
 //!
 //! One request at a time, simple replies, no TLS. Section names are those of the NBD protocol
 //! document (`doc/proto.md` of the NetworkBlockDevice project).
 
 use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
@@ -24,22 +26,44 @@ const REPLY_BYTES_MAX: u32 = 64 * 1024;
 /// Longest transfer of one request, in bytes; every server accepts it (block size constraints).
 const TRANSFER_MAX: usize = 1 << 20;
 
+/// A socket.
+trait Stream: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Stream for S {}
+
 /// A connection to an export.
 pub struct Client {
-    stream: UnixStream,
+    stream: Box<dyn Stream>,
     size: u64,
     flags: u16,
     cookie: u64,
 }
 
 impl Client {
-    /// Connects and selects an export.
+    /// Connects over a Unix socket and selects an export.
     ///
     /// # Errors
     /// Those of the socket; [`io::ErrorKind::InvalidData`] for an answer that is not NBD, and
     /// [`io::ErrorKind::NotFound`] if the server refuses the export.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let stream = UnixStream::connect(socket)?;
+        Client::over(Box::new(UnixStream::connect(socket)?), export)
+    }
+
+    /// Connects over TCP and selects an export. Here and later, each step of the connection (a
+    /// handshake, bytes sent, bytes received) may take `within`; then the connection is of no use
+    /// any more.
+    ///
+    /// # Errors
+    /// See [`Client::connect`]; an error of the socket also if a step takes longer.
+    pub fn connect_tcp(server: SocketAddr, export: &str, within: Duration) -> io::Result<Client> {
+        let stream = TcpStream::connect_timeout(&server, within)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(within))?;
+        stream.set_write_timeout(Some(within))?;
+        Client::over(Box::new(stream), export)
+    }
+
+    fn over(stream: Box<dyn Stream>, export: &str) -> io::Result<Client> {
         let mut client = Client {
             stream,
             size: 0,

@@ -1,12 +1,11 @@
 //! A real Ceph cluster on the loopback interface: monitors, a manager, and three OSDs that keep
 //! their data in files. A node of it is a monitor and an OSD that are killed together.
 
-use crate::installed;
+use crate::{free_ports, installed, wait_until};
 use std::fmt::Write as _;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Pool of the images.
@@ -341,12 +340,8 @@ osd class default list = *
 ///
 /// # Panics
 /// It takes longer than a few minutes.
-pub fn settles(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + SETTLES_WITHIN;
-    while !done() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+pub fn settles(what: &str, done: impl FnMut() -> bool) {
+    wait_until(what, SETTLES_WITHIN, done);
 }
 
 impl Drop for Ceph {
@@ -366,16 +361,6 @@ fn words(line: &str) -> Vec<&str> {
         None => line.split(' ').collect(),
         Some((plain, rest)) => plain.split(' ').chain(rest.split('|')).collect(),
     }
-}
-
-fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
-        .collect();
-    let ports = held
-        .iter()
-        .map(|l| l.local_addr().expect("its address").port());
-    ports.collect()
 }
 
 fn run(command: &mut Command) -> String {

@@ -7,9 +7,17 @@
 //! tests by these names.
 
 pub mod ceph;
+pub mod etcd;
+pub mod history;
+pub mod network;
 pub mod tgtd;
 
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Returns the path of an example program of the package under test.
 ///
@@ -61,4 +69,37 @@ pub fn needs_file(path: &Path) {
         "needs {}: `cargo xtask setup` installs it",
         path.display()
     );
+}
+
+/// Lets the kernel kill a program when the thread that starts it ends.
+pub fn dies_with_parent(command: &mut Command) {
+    // SAFETY: between fork and exec the closure makes one system call (prctl(2), PR_SET_PDEATHSIG);
+    // it allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+    }
+}
+
+/// Waits for a change.
+///
+/// # Panics
+/// It takes longer than `within`.
+#[track_caller]
+pub fn wait_until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + within;
+    while !done() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Returns ports of the loopback interface that are free at the moment.
+fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+        .collect();
+    let ports = held
+        .iter()
+        .map(|l| l.local_addr().expect("its address").port());
+    ports.collect()
 }

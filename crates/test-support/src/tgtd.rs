@@ -1,6 +1,7 @@
-//! A real iSCSI target: `tgtd` on two portals, with one LUN backed by a file.
+//! A real iSCSI target: `tgtd`, with one LUN backed by a file.
 
-use crate::installed;
+use crate::network::{Link, Machine};
+use crate::{dies_with_parent, installed};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -18,45 +19,72 @@ const STARTED_WITHIN: Duration = Duration::from_secs(30);
 pub struct Tgtd {
     child: Child,
     control: String,
-    /// `HOST:PORT` of both portals.
-    pub portals: [String; 2],
+    /// `HOST:PORT` of each portal.
+    pub portals: Vec<String>,
     _dir: TempDir,
     /// File that backs the LUN.
     pub image: PathBuf,
 }
 
 impl Tgtd {
-    /// Starts a daemon that every initiator may use. Its LUN 1 has `bytes` bytes, and its file is in
-    /// a new directory in `place`.
+    /// Starts a daemon with two portals, which every initiator may use. Its LUN 1 has `bytes` bytes,
+    /// and its file is in a new directory in `place`.
     ///
     /// # Panics
     /// `tgtd` is not installed, or does not start.
     pub fn start(place: &Path, bytes: u64) -> Tgtd {
         // With an occupied port, tgtd keeps running on its other ports. Then it is started again.
-        let started = (0..10).find_map(|_| Tgtd::try_start(place, bytes));
-        let tgtd = started.expect("tgtd has the ports that it was told");
-        tgtd.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
-        let lun = format!(
-            "--op new --mode logicalunit --tid 1 --lun 1 -b {}",
-            tgtd.image.display()
-        );
-        tgtd.admin(&lun);
-        tgtd.admin("--op bind --mode target --tid 1 -I ALL");
-        tgtd
+        let started = (0..10).find_map(|_| {
+            let portals = ["127.0.0.1", "127.0.0.2"].map(free_portal);
+            let mut command = Command::new(installed("tgtd"));
+            dies_with_parent(&mut command);
+            Tgtd::try_start(command, portals.into(), place, bytes)
+        });
+        started
+            .expect("tgtd has the ports that it was told")
+            .serve()
     }
 
-    fn try_start(place: &Path, bytes: u64) -> Option<Tgtd> {
+    /// Starts a daemon like [`Tgtd::start`] on a machine, with one portal, on its link
+    /// [`Link::Storage`].
+    ///
+    /// # Panics
+    /// `tgtd` is not installed, or does not start.
+    pub fn start_on(machine: &Machine, place: &Path, bytes: u64) -> Tgtd {
+        let portal = format!("{}:3260", machine.address(Link::Storage));
+        let command = machine.command(installed("tgtd"));
+        let started = Tgtd::try_start(command, vec![portal], place, bytes);
+        started.expect("the port of iSCSI is free").serve()
+    }
+
+    /// Makes the target and its LUN.
+    fn serve(self) -> Tgtd {
+        self.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
+        let lun = format!(
+            "--op new --mode logicalunit --tid 1 --lun 1 -b {}",
+            self.image.display()
+        );
+        self.admin(&lun);
+        self.admin("--op bind --mode target --tid 1 -I ALL");
+        self
+    }
+
+    fn try_start(
+        mut command: Command,
+        portals: Vec<String>,
+        place: &Path,
+        bytes: u64,
+    ) -> Option<Tgtd> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let control = (1000 + (std::process::id() * 32 + number) % 31_000).to_string();
-        let portals = [free_portal("127.0.0.1"), free_portal("127.0.0.2")];
         let dir = TempDir::new_in(place).expect("a directory");
         let image = dir.path().join("lun");
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(bytes).expect("its size");
-        let child = Command::new(installed("tgtd"))
-            .args(["-f", "-C", &control, "--iscsi"])
-            .arg(format!("portal={},portal={}", portals[0], portals[1]))
+        let named: Vec<String> = portals.iter().map(|at| format!("portal={at}")).collect();
+        let child = command
+            .args(["-f", "-C", &control, "--iscsi", &named.join(",")])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
