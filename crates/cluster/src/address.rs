@@ -103,6 +103,23 @@ impl Address {
         )?)
     }
 
+    /// Returns the hardware address of the interface. `/sys` may show another network namespace.
+    fn mac(&self) -> io::Result<[u8; 6]> {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+        // SAFETY: the structure consists of numbers.
+        let mut ask: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in ask.ifr_name.iter_mut().zip(self.interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: the kernel reads the name, which ends with a zero byte, and writes the structure.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &mut ask) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has filled in this member.
+        let data = unsafe { ask.ifr_ifru.ifru_hwaddr.sa_data };
+        Ok(std::array::from_fn(|at| data[at] as u8))
+    }
+
     fn change(&self, kind: u16, flags: u16, secs: Option<u32>) -> io::Result<()> {
         let family = if self.ip.is_ipv4() {
             libc::AF_INET
@@ -166,8 +183,7 @@ impl Address {
     /// # Errors
     /// This process has no `CAP_NET_RAW`, or the interface is down.
     pub fn announce(&self) -> io::Result<()> {
-        let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", self.interface));
-        let mac = mac.ok().and_then(|text| mac_of(&text)).unwrap_or_default();
+        let mac = self.mac()?;
         let index = self.index()?;
         match self.ip {
             IpAddr::V4(ip) => {
@@ -204,15 +220,6 @@ fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.extend(kind.to_ne_bytes());
     message.extend(value);
     message.resize(message.len().next_multiple_of(4), 0);
-}
-
-fn mac_of(text: &str) -> Option<[u8; 6]> {
-    let bytes: Option<Vec<u8>> = text
-        .trim()
-        .split(':')
-        .map(|hex| u8::from_str_radix(hex, 16).ok())
-        .collect();
-    bytes?.try_into().ok()
 }
 
 /// Returns an ARP request in which sender and target have the same address (RFC 5227, section 3).
@@ -293,10 +300,5 @@ mod tests {
         );
         assert_eq!(&packet[24..], &[10, 0, 0, 7]);
         assert_eq!(advertisement([0; 6], [0; 16]).len(), 32);
-        assert_eq!(
-            mac_of("0a:1b:2c:3d:4e:5f\n"),
-            Some([10, 27, 44, 61, 78, 95])
-        );
-        assert_eq!(mac_of("00:11"), None);
     }
 }

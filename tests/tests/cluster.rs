@@ -1,0 +1,225 @@
+//! Units of a cluster, with real etcd and a real target: kills, cuts and pauses of owners under
+//! clients that record what they see, moves in order, and what keeps a second owner out.
+
+use std::time::Duration;
+use test_support::network::{Link, Network};
+use tests::cluster::{Cluster, MACHINES};
+use tests::{Random, wait_until};
+
+/// Number of faults in a test.
+fn rounds(default: u32) -> u32 {
+    let given = std::env::var("EVFS_FAULTS").ok();
+    given.map_or(default, |text| {
+        text.parse().expect("EVFS_FAULTS is a number")
+    })
+}
+
+/// Prints how long clients were not served.
+fn show(mut pauses: Vec<Duration>) {
+    pauses.sort();
+    let at = |part: usize| pauses[(pauses.len() - 1) * part / 100].as_secs_f64();
+    println!(
+        "{} take-overs: median {:.2} s, 99 % {:.2} s, longest {:.2} s",
+        pauses.len(),
+        at(50),
+        at(99),
+        at(100)
+    );
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn killed_owners_lose_no_flushed_write() {
+        let mut cluster = Cluster::start();
+        let mut recorder = cluster.record(&mut Random::new(1));
+        let mut pauses = Vec::new();
+        for round in 0..rounds(5) {
+            let mut killed = 0;
+            // Also the process of the unit alone, or that of the protocol alone.
+            let pause = cluster.take_over(&mut recorder, round % 3 != 0, |cluster, owner| {
+                killed = owner;
+                match round % 3 {
+                    0 => cluster.kill(owner),
+                    1 => tests::signal(cluster.processes(owner)[1], libc::SIGKILL),
+                    _ => tests::signal(cluster.processes(owner)[0], libc::SIGKILL),
+                }
+            });
+            pauses.push(pause);
+            match round % 3 {
+                0 => cluster.start_node(killed),
+                1 => {}
+                _ => {
+                    cluster.kill(killed);
+                    cluster.start_node(killed);
+                }
+            }
+        }
+        show(pauses);
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn owners_that_are_cut_off_or_stopped_never_answer_beside_the_next_one() {
+        let mut cluster = Cluster::start();
+        let mut recorder = cluster.record(&mut Random::new(2));
+        let mut pauses = Vec::new();
+        let links: [&[Link]; 2] = [&[Link::Etcd], &[Link::Etcd, Link::Storage]];
+        for round in 0..rounds(4) {
+            let mut old = 0;
+            let links = links[(round % 2) as usize];
+            let is_stop = round % 4 > 1;
+            let pause = cluster.take_over(&mut recorder, false, |cluster, owner| {
+                old = owner;
+                if is_stop {
+                    cluster.signal_all(owner, libc::SIGSTOP);
+                } else {
+                    cluster.cut(owner, links, true);
+                }
+            });
+            pauses.push(pause);
+            recorder.wait_for(100);
+            // The kernel has ended the unit, and removed its address, while nothing else ran there.
+            assert_eq!(cluster.processes(old).len(), 1);
+            if is_stop {
+                cluster.signal_all(old, libc::SIGCONT);
+            } else {
+                cluster.cut(old, links, false);
+            }
+            recorder.wait_for(100);
+            let name = format!("m{old}");
+            wait_until("the old owner is a machine of the cluster again", || {
+                let status = cluster.status((old + 1) % MACHINES);
+                let machines = status["machines"].as_array().unwrap().iter();
+                machines
+                    .filter(|m| !m["lease"].is_null())
+                    .any(|m| m["name"] == *name)
+            });
+        }
+        show(pauses);
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn an_owner_without_its_storage_keeps_the_unit_and_goes_on() {
+        let cluster = Cluster::start();
+        let recorder = cluster.record(&mut Random::new(3));
+        recorder.wait_for(100);
+        let (_, epoch, owner) = cluster.unit();
+        let owner = owner.unwrap();
+        cluster.cut(owner, &[Link::Storage], true);
+        std::thread::sleep(Duration::from_secs(4));
+        cluster.cut(owner, &[Link::Storage], false);
+        recorder.wait_for(100);
+        assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn moves_and_orderly_stops_lose_nothing_at_all() {
+        let mut cluster = Cluster::start();
+        let recorder = cluster.record(&mut Random::new(4));
+        for _ in 0..rounds(3) {
+            recorder.wait_for(100);
+            let owner = cluster.unit().2.unwrap();
+            let next = (owner + 1) % MACHINES;
+            let to = format!("m{next}");
+            cluster.evfs(owner, &["cluster", "move", "disk", &to]).ok();
+            assert_eq!(cluster.unit().2, Some(next));
+            recorder.wait_for(100);
+            cluster.evfs(owner, &["cluster", "drain", &to]).ok();
+            assert_ne!(cluster.wait_until_served(), next);
+            cluster
+                .evfs(owner, &["cluster", "move", "disk", &to])
+                .code(11);
+            cluster
+                .evfs(owner, &["cluster", "drain", &to, "--cancel"])
+                .ok();
+            recorder.wait_for(100);
+            let owner = cluster.wait_until_served();
+            assert_eq!(cluster.stop(owner), Some(143));
+            assert_ne!(cluster.wait_until_served(), owner);
+            cluster.start_node(owner);
+        }
+        // No crash is in the history, so no write may be lost.
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn a_new_leader_of_etcd_changes_no_owner_and_without_etcd_the_owner_stops() {
+        let mut cluster = Cluster::start();
+        let mut recorder = cluster.record(&mut Random::new(5));
+        let (_, epoch, owner) = cluster.unit();
+        let owner = owner.unwrap();
+        for _ in 0..rounds(3) {
+            let leader = cluster.etcd.leader();
+            cluster.etcd.kill(leader);
+            recorder.wait_for(400);
+            cluster.etcd.start_member(leader);
+            cluster.etcd.wait_until_healthy();
+        }
+        assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
+        recorder.crash(|recorder| {
+            (0..3).for_each(|member| cluster.etcd.kill(member));
+            wait_until("the unit has ended", || cluster.processes(owner).len() == 1);
+            wait_until("the machine says why", || {
+                cluster.log(owner).contains("EVFS-1003")
+            });
+            cluster.evfs(owner, &["cluster", "status"]).code(1);
+            (0..3).for_each(|member| cluster.etcd.start_member(member));
+            cluster.etcd.wait_until_healthy();
+            cluster.wait_for_owner(epoch, |_| true);
+            recorder.wait_for(100);
+        });
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn a_path_without_a_fence_blocks_until_an_administrator_says_that_the_machine_is_dead() {
+        let network = Network::new(7);
+        let storage = network.machines()[6].clone();
+        let place = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let image = place.path().join("image");
+        std::fs::File::create(&image)
+            .unwrap()
+            .set_len(64 << 20)
+            .unwrap();
+        let mut server = storage.command(test_support::installed("qemu-nbd"));
+        server.args(["--shared=0", "-t", "-f", "raw", "-x", "disk", "-b"]);
+        server.arg(storage.address(Link::Storage).to_string());
+        let mut server = server.arg(&image).spawn().unwrap();
+        let device = format!("nbd://{}/disk", storage.address(Link::Storage));
+        let reaches = || std::net::TcpStream::connect((storage.address(Link::Storage), 10809));
+        wait_until("the server listens", || reaches().is_ok());
+        let mut cluster = Cluster::on(network, device, None);
+        (0..MACHINES).for_each(|node| cluster.start_node(node));
+        let owner = cluster.wait_until_served();
+        let others = (owner + 1) % MACHINES;
+        let name = format!("m{owner}");
+        // Its lease is renewed.
+        let dead = [
+            "cluster",
+            "unfence",
+            &name,
+            "--i-know-the-machine-is-dead",
+            "--yes",
+        ];
+        cluster.evfs(others, &dead).code(11);
+        cluster.kill(owner);
+        wait_until("the next machine says why it does not take over", || {
+            (0..MACHINES).any(|node| cluster.log(node).contains("EVFS-1008"))
+        });
+        assert_ne!(cluster.unit().0, "served");
+        cluster.evfs(others, &dead[..3]).code(2);
+        cluster.evfs(others, &dead[..4]).code(2);
+        cluster
+            .evfs(others, &["cluster", "unfence", "m9", dead[3], "--yes"])
+            .code(10);
+        cluster.evfs(others, &dead).ok();
+        assert_ne!(cluster.wait_until_served(), owner);
+        drop(cluster);
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
