@@ -142,6 +142,32 @@ fn a_crash_goes_back_no_further_than_the_flush() {
 }
 
 #[test]
+fn owners_that_are_lost_one_after_the_other_may_each_lose_what_they_had() {
+    let story = || {
+        Story::default()
+            .crash(10, 40)
+            .write(A, 12, 13)
+            .read(A, 14, 15)
+            .read(Value::INITIAL, 20, 21)
+            .write(B, 22, 23)
+    };
+    story().read(Value::INITIAL, 50, 51).is_accepted();
+    story().write(C, 39, 41).read(B, 50, 51).is_accepted();
+    // The crash is over.
+    let over = || story().write(C, 41, 42);
+    over().read(B, 50, 51).is_refused_at(B);
+    story()
+        .flush(24, 25)
+        .read(Value::INITIAL, 50, 51)
+        .is_accepted();
+    story()
+        .flush(24, 25)
+        .read(B, 26, 27)
+        .read(Value::INITIAL, 50, 51)
+        .is_refused_at(Value::INITIAL);
+}
+
+#[test]
 fn two_owners_that_both_acknowledge_writes_which_then_alternate_are_found() {
     let story = || {
         Story::default()
@@ -270,6 +296,8 @@ struct AllOrders<'a> {
     left: Vec<&'a Operation>,
     /// Crashes that have happened.
     crashes: usize,
+    /// Latest invocation of what has happened.
+    floor: Time,
     /// Writes that a crash can go back to, with the times of their answers.
     writes: Vec<(Value, Option<Time>)>,
 }
@@ -309,13 +337,25 @@ impl AllOrders<'_> {
                     true
                 }
             };
+            let floor = self.floor;
+            self.floor = floor.max(operation.invoked);
             self.left.remove(next);
             let explained = fits && self.explain();
             self.left.insert(next, operation);
-            self.writes = writes;
+            (self.writes, self.floor) = (writes, floor);
             if explained {
                 return true;
             }
+        }
+        let again = self
+            .crashes
+            .checked_sub(1)
+            .map(|last| self.history.crashes[last]);
+        if again.is_some_and(|crash| self.floor <= crash.until)
+            && self.writes.len() > 1
+            && self.goes_back()
+        {
+            return true;
         }
         let Some(crash) = crash.filter(|crash| crash.from <= due) else {
             return false;
@@ -327,16 +367,24 @@ impl AllOrders<'_> {
         if self.left.iter().any(waits) {
             return false;
         }
-        let left = self.left.clone();
+        let (left, floor) = (self.left.clone(), self.floor);
         self.left.retain(|o| required(o) || !of_old(o));
-        let writes = std::mem::take(&mut self.writes);
         self.crashes += 1;
+        self.floor = floor.max(crash.from);
+        let explained = self.goes_back();
+        self.crashes -= 1;
+        (self.left, self.floor) = (left, floor);
+        explained
+    }
+
+    /// Tries all values that a crash can go back to.
+    fn goes_back(&mut self) -> bool {
+        let writes = std::mem::take(&mut self.writes);
         let explained = writes.iter().any(|(value, _)| {
             self.writes = vec![(*value, Some(0))];
             self.explain()
         });
-        (self.left, self.writes) = (left, writes);
-        self.crashes -= 1;
+        self.writes = writes;
         explained
     }
 }
@@ -383,6 +431,7 @@ fn the_checker_agrees_with_a_search_of_all_orders() {
             history: &history,
             left: history.operations.iter().collect(),
             crashes: 0,
+            floor: 0,
             writes: vec![(Value::INITIAL, Some(0))],
         };
         let explained = all.explain();
