@@ -561,7 +561,8 @@ impl<'a> Search<'a> {
     }
 
     /// Reduces a state to what matters from a time on: removes values that cannot be read any more,
-    /// and lets reads happen that agree, as no order with them is worse than one without.
+    /// and lets reads happen that agree. These could happen later only if the value is still there, or
+    /// a crash goes back to it. No flush before such a read makes a write durable that follows it.
     fn reduce(&self, state: &mut State, now: Time) {
         let horizon = self.crashes.first().map_or(Time::MAX, |crash| {
             self.flushes.horizon(crash.from, self.floor_of(state))
@@ -572,11 +573,6 @@ impl<'a> Search<'a> {
             .earlier
             .retain(|(value, lost)| *lost > horizon && is_read(value));
         state.value = state.value.filter(is_read);
-        // If a crash can come next, a read before it can make more flushes precede the crash.
-        let is_crash = |step: &usize| self.steps[*step].kind == Kind::Crash;
-        if self.under_way.iter().flatten().any(is_crash) {
-            return;
-        }
         if let Some(value) = state.value {
             for (bit, step) in self.under_way.iter().enumerate() {
                 if step.is_some_and(|step| self.steps[step].kind == Kind::Read(value)) {
