@@ -7,17 +7,17 @@
 //! - each operation is executed at one moment between its invocation and its completion;
 //! - a read returns what the last write before it wrote, or [`Value::INITIAL`];
 //! - a write without an answer is executed at one moment after its invocation, or never;
-//! - a [`Crash`] happens at one moment of its interval. Then the block may go back to an earlier
-//!   write, but not behind the latest one that a flush has made durable. What it goes back to is
-//!   durable: no later crash loses it.
+//! - a [`Crash`] happens at one or several moments of its interval. Then the block may go back to an
+//!   earlier write, but not behind the latest one that a flush has made durable. What it goes back
+//!   to is durable: no later crash loses it.
 //!
 //! A flush makes a write durable if the write was acknowledged before the flush was invoked, and the
 //! flush was acknowledged, whatever connection each of them used (`NBD_FLAG_CAN_MULTI_CONN`). A
 //! write that was merely read, or that was under way during the flush, may still be lost.
 //!
 //! A crash separates two owners, so a write or flush that was invoked before the interval of a crash
-//! is executed before the crash or never: its connection led to the old owner. This finds writes of
-//! an old owner that reach the disk late, even those that it never acknowledged.
+//! is executed before the first moment of the crash or never: its connection led to the old owner.
+//! This finds writes of an old owner that reach the disk late, even those that it never acknowledged.
 //!
 //! Two requests for one block at the same time may mix. Therefore a read can return a value for each
 //! piece of its block, and each piece is a register of its own.
@@ -117,7 +117,9 @@ pub struct Operation {
 }
 
 /// A loss of the owner's memory at an unknown moment of an interval: its process was killed, or
-/// another owner took over.
+/// another owner took over. If that one is lost before it was seen to serve, it is the same crash.
+///
+/// A fault that does not cost the owner its memory is no crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crash {
     /// Time before the cause. All connections before this time led to the old owner.
@@ -470,14 +472,20 @@ impl<'a> Search<'a> {
         let mut done = Vec::new();
         while let Some(state) = open.pop() {
             if state.happened & 1 << place != 0 {
-                done.push(state);
-                continue;
+                done.push(state.clone());
+                // A crash can happen again, but not after it is due.
+                if completed.kind != Kind::Crash {
+                    continue;
+                }
             }
             for (bit, step) in self.under_way.iter().enumerate() {
-                let Some(step) = step.filter(|_| state.happened & 1 << bit == 0) else {
+                let Some(step) = step.map(|step| &self.steps[step]) else {
                     continue;
                 };
-                for mut next in self.happen(&state, &self.steps[step]) {
+                if state.happened & 1 << bit != 0 && step.kind != Kind::Crash {
+                    continue;
+                }
+                for mut next in self.happen(&state, step) {
                     next.happened |= 1 << bit;
                     self.reduce(&mut next, completed.due);
                     if seen.insert(next.clone()) {
@@ -553,15 +561,10 @@ impl<'a> Search<'a> {
     }
 
     /// Reduces a state to what matters from a time on: removes values that cannot be read any more,
-    /// and lets reads happen that agree, as no order with them is worse than one without.
+    /// and lets reads happen that agree. These could happen later only if the value is still there, or
+    /// a crash goes back to it. No flush before such a read makes a write durable that follows it.
     fn reduce(&self, state: &mut State, now: Time) {
-        let is_crash = |step: &Step| step.kind == Kind::Crash;
-        let crash_waits = self.waiting(state).any(is_crash);
-        let mut under_way = self.under_way.iter().flatten();
-        let crash_is_under_way = under_way.any(|step| is_crash(&self.steps[*step]));
-        // The first crash that is not due may have happened nevertheless.
-        let happened = usize::from(crash_is_under_way && !crash_waits);
-        let horizon = self.crashes.get(happened).map_or(Time::MAX, |crash| {
+        let horizon = self.crashes.first().map_or(Time::MAX, |crash| {
             self.flushes.horizon(crash.from, self.floor_of(state))
         });
         // A crash that goes back to a value that is not read is no better than one that loses nothing.
@@ -570,8 +573,7 @@ impl<'a> Search<'a> {
             .earlier
             .retain(|(value, lost)| *lost > horizon && is_read(value));
         state.value = state.value.filter(is_read);
-        // If a crash can come next, a read before it can make more flushes precede the crash.
-        if !crash_waits && let Some(value) = state.value {
+        if let Some(value) = state.value {
             for (bit, step) in self.under_way.iter().enumerate() {
                 if step.is_some_and(|step| self.steps[step].kind == Kind::Read(value)) {
                     state.happened |= 1 << bit;

@@ -36,12 +36,17 @@ mod needs_peer {
         let network = Network::new(3);
         let machines = network.machines();
         let reached = |from: &Machine, link| {
-            let others = machines
-                .iter()
-                .filter(|other| other.number() != from.number());
-            let mut others = others.map(|other| other.address(link)).collect::<Vec<_>>();
-            others.push(network.address(link));
-            others.into_iter().filter(|to| answers(from, *to)).count()
+            let is_other = |machine: &&Machine| machine.number() != from.number();
+            let others = machines.iter().filter(is_other).map(|m| m.address(link));
+            let all = others.chain([network.address(link)]).collect::<Vec<_>>();
+            std::thread::scope(|scope| {
+                let probes = all.iter().map(|to| scope.spawn(move || answers(from, *to)));
+                let probes = probes.collect::<Vec<_>>();
+                let answered = probes
+                    .into_iter()
+                    .map(|probe| probe.join().expect("a probe"));
+                answered.filter(|answered| *answered).count()
+            })
         };
         for link in Link::ALL {
             assert_eq!(machines.iter().map(|m| reached(m, link)).sum::<usize>(), 9);
