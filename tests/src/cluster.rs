@@ -107,9 +107,12 @@ impl Cluster {
 
     /// Returns a command of the program on a machine.
     fn command(&self, node: usize) -> std::process::Command {
-        let Node {
-            machine, sandbox, ..
-        } = &self.nodes[node];
+        self.command_on(&self.nodes[node].machine, node)
+    }
+
+    /// Same as [`Cluster::command`], with the settings of a node on another machine.
+    fn command_on(&self, machine: &Machine, node: usize) -> std::process::Command {
+        let sandbox = &self.nodes[node].sandbox;
         let mut command = machine.command(crate::program());
         sandbox.environment(&mut command);
         command
@@ -127,15 +130,16 @@ impl Cluster {
         Ran::of(self.command(node).args(args))
     }
 
-    /// Returns the state of the cluster as a machine sees it.
-    pub fn status(&self, node: usize) -> Value {
-        let ran = self.evfs(node, &["--json", "cluster", "status"]).ok();
+    /// Returns the state of the cluster, as a machine sees it that is never cut off.
+    pub fn status(&self) -> Value {
+        let mut command = self.command_on(&self.network.machines()[6], 0);
+        let ran = Ran::of(command.args(["--json", "cluster", "status"])).ok();
         serde_json::from_str(&ran.stdout).expect("a document")
     }
 
     /// Returns the state and the epoch of the unit, and the number of the machine that serves it.
     pub fn unit(&self) -> (String, u64, Option<usize>) {
-        let status = self.status(0);
+        let status = self.status();
         let unit = &status["units"][0];
         let state = unit["state"].as_str().expect("a state").to_owned();
         let owner = unit["owner"].as_str().filter(|_| state == "served");
@@ -177,7 +181,7 @@ impl Cluster {
                 let pids = text.split_whitespace().map(str::parse);
                 pids.filter_map(Result::ok).collect::<Vec<i32>>()
             });
-        std::iter::once(pid).chain(children).collect()
+        std::iter::once(pid).chain(children).filter(runs).collect()
     }
 
     /// Sends a signal to all processes of a machine.
@@ -270,6 +274,12 @@ impl Cluster {
             }
         }
     }
+}
+
+/// Reports whether a process has not ended, although its parent may not know that yet.
+fn runs(pid: &i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|text| !text.contains("State:\tZ"))
 }
 
 /// Passes connections to port 10809 of a machine on to a socket.

@@ -14,6 +14,13 @@ fn rounds(default: u32) -> u32 {
     })
 }
 
+/// Returns random numbers, other ones for each value of `EVFS_SEED`.
+fn random(number: u64) -> Random {
+    let seed = std::env::var("EVFS_SEED").ok();
+    let seed: u64 = seed.map_or(0, |text| text.parse().expect("EVFS_SEED is a number"));
+    Random::new(seed * 10 + number)
+}
+
 /// Prints how long clients were not served.
 fn show(mut pauses: Vec<Duration>) {
     pauses.sort();
@@ -33,7 +40,7 @@ mod needs_peer {
     #[test]
     fn killed_owners_lose_no_flushed_write() {
         let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut Random::new(1));
+        let mut recorder = cluster.record(&mut random(1));
         let mut pauses = Vec::new();
         for round in 0..rounds(5) {
             let mut killed = 0;
@@ -63,7 +70,7 @@ mod needs_peer {
     #[test]
     fn owners_that_are_cut_off_or_stopped_never_answer_beside_the_next_one() {
         let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut Random::new(2));
+        let mut recorder = cluster.record(&mut random(2));
         let mut pauses = Vec::new();
         let links: [&[Link]; 2] = [&[Link::Etcd], &[Link::Etcd, Link::Storage]];
         for round in 0..rounds(4) {
@@ -90,7 +97,7 @@ mod needs_peer {
             recorder.wait_for(100);
             let name = format!("m{old}");
             wait_until("the old owner is a machine of the cluster again", || {
-                let status = cluster.status((old + 1) % MACHINES);
+                let status = cluster.status();
                 let machines = status["machines"].as_array().unwrap().iter();
                 machines
                     .filter(|m| !m["lease"].is_null())
@@ -104,7 +111,7 @@ mod needs_peer {
     #[test]
     fn an_owner_without_its_storage_keeps_the_unit_and_goes_on() {
         let cluster = Cluster::start();
-        let recorder = cluster.record(&mut Random::new(3));
+        let recorder = cluster.record(&mut random(3));
         recorder.wait_for(100);
         let (_, epoch, owner) = cluster.unit();
         let owner = owner.unwrap();
@@ -119,7 +126,7 @@ mod needs_peer {
     #[test]
     fn moves_and_orderly_stops_lose_nothing_at_all() {
         let mut cluster = Cluster::start();
-        let recorder = cluster.record(&mut Random::new(4));
+        let recorder = cluster.record(&mut random(4));
         for _ in 0..rounds(3) {
             recorder.wait_for(100);
             let owner = cluster.unit().2.unwrap();
@@ -149,7 +156,7 @@ mod needs_peer {
     #[test]
     fn a_new_leader_of_etcd_changes_no_owner_and_without_etcd_the_owner_stops() {
         let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut Random::new(5));
+        let mut recorder = cluster.record(&mut random(5));
         let (_, epoch, owner) = cluster.unit();
         let owner = owner.unwrap();
         for _ in 0..rounds(3) {
