@@ -35,6 +35,15 @@ const BYTES: u64 = 64 << 20;
 /// Most operations of the recorder in a second and thread, to keep histories short.
 const PAUSE: Duration = Duration::from_millis(4);
 
+/// What the unit is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A volume, exported over NBD.
+    Volume,
+    /// A cell whose clients may write.
+    Cell,
+}
+
 /// The machines, etcd, the storage and the processes.
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -57,19 +66,24 @@ struct Node {
 
 impl Cluster {
     /// Starts a cluster whose unit is on an iSCSI target, on all machines.
-    pub fn start() -> Cluster {
+    pub fn start(kind: Kind) -> Cluster {
         let network = Network::new(7);
         let place = &std::env::temp_dir();
         let tgtd = Tgtd::start_on(&network.machines()[6], place, BYTES);
         let device = format!("iscsi://{}/{IQN}/1", tgtd.portals[0]);
-        let mut cluster = Cluster::on(network, device, Some(tgtd));
-        (0..MACHINES).for_each(|node| cluster.start_node(node));
-        cluster.wait_until_served();
+        let mut cluster = Cluster::on(network, device, Some(tgtd), kind);
+        cluster.start_all();
         cluster
     }
 
+    /// Starts all machines, and waits until one serves the unit.
+    pub fn start_all(&mut self) -> usize {
+        (0..MACHINES).for_each(|node| self.start_node(node));
+        self.wait_until_served()
+    }
+
     /// Prepares a cluster on a device that all machines reach. Starts no machine.
-    pub fn on(network: Network, device: String, tgtd: Option<Tgtd>) -> Cluster {
+    pub fn on(network: Network, device: String, tgtd: Option<Tgtd>, kind: Kind) -> Cluster {
         let place = &std::env::temp_dir();
         let etcd = Etcd::start_on(place, &network.machines()[3..6]);
         let node = |machine: &Machine| Node {
@@ -87,16 +101,30 @@ impl Cluster {
         };
         let create = ["volume", "create", &cluster.device, "--passphrase-fd", "0"];
         Ran::with_input(cluster.command(0).args(create), b"secret\n").ok();
+        if kind == Kind::Cell {
+            let init = ["cell", "init", "test.local", &cluster.device];
+            let options = ["--passphrase-fd", "0", "--listen", ADDRESS];
+            let init = [&init[..], &options].concat();
+            Ran::with_input(cluster.command(0).args(init), b"secret\n").ok();
+        }
         for node in &cluster.nodes {
             std::fs::write(node.sandbox.path("key"), "secret").unwrap();
+            let table = match kind {
+                Kind::Volume => {
+                    let export = node.sandbox.path("export");
+                    relay(&node.machine, export.clone());
+                    format!("[volume.{UNIT}]\nnbd-unix = \"{}\"\n", export.display())
+                }
+                Kind::Cell => format!(
+                    "[serve.{UNIT}]\nlisten = [\"{ADDRESS}\"]\nallow = [\"10.91.3.0/24\"]\n\
+                     anonymous-write = true\n"
+                ),
+            };
             let text = format!(
-                "[volume.{UNIT}]\ndevice = \"{}\"\nkey-file = \"{}\"\nnbd-unix = \"{}\"\n\
-                 address = \"{ADDRESS}/24@clients\"\n",
+                "{table}device = \"{}\"\nkey-file = \"{}\"\naddress = \"{ADDRESS}/24@clients\"\n",
                 cluster.device,
                 node.sandbox.path("key").display(),
-                node.sandbox.path("export").display(),
             );
-            relay(&node.machine, node.sandbox.path("export"));
             std::fs::write(node.sandbox.path("units.toml"), text).unwrap();
         }
         cluster

@@ -1,9 +1,15 @@
 //! Units of a cluster, with real etcd and a real target: kills, cuts and pauses of owners under
 //! clients that record what they see, moves in order, and what keeps a second owner out.
 
-use std::time::Duration;
+use afs_client::{Options, PortSet, locate};
+use afs_proto::AfsFid;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use test_support::ceph::Ceph;
 use test_support::network::{Link, Network};
-use tests::cluster::{Cluster, MACHINES};
+use tests::cluster::{ADDRESS, Cluster, Kind, MACHINES};
 use tests::{Random, wait_until};
 
 /// Number of faults in a test.
@@ -12,13 +18,6 @@ fn rounds(default: u32) -> u32 {
     given.map_or(default, |text| {
         text.parse().expect("EVFS_FAULTS is a number")
     })
-}
-
-/// Returns random numbers, other ones for each value of `EVFS_SEED`.
-fn random(number: u64) -> Random {
-    let seed = std::env::var("EVFS_SEED").ok();
-    let seed: u64 = seed.map_or(0, |text| text.parse().expect("EVFS_SEED is a number"));
-    Random::new(seed * 10 + number)
 }
 
 /// Prints how long clients were not served.
@@ -39,8 +38,8 @@ mod needs_peer {
 
     #[test]
     fn killed_owners_lose_no_flushed_write() {
-        let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut random(1));
+        let mut cluster = Cluster::start(Kind::Volume);
+        let mut recorder = cluster.record(&mut Random::from_environment());
         let mut pauses = Vec::new();
         for round in 0..rounds(5) {
             let mut killed = 0;
@@ -69,8 +68,8 @@ mod needs_peer {
 
     #[test]
     fn owners_that_are_cut_off_or_stopped_never_answer_beside_the_next_one() {
-        let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut random(2));
+        let mut cluster = Cluster::start(Kind::Volume);
+        let mut recorder = cluster.record(&mut Random::from_environment());
         let mut pauses = Vec::new();
         let links: [&[Link]; 2] = [&[Link::Etcd], &[Link::Etcd, Link::Storage]];
         for round in 0..rounds(4) {
@@ -109,9 +108,101 @@ mod needs_peer {
     }
 
     #[test]
+    fn a_volume_on_ceph_is_taken_over_from_owners_that_are_killed_or_stopped() {
+        let network = Network::new(7);
+        let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let ceph = Ceph::start_at(network.address(Link::Storage), place, 1);
+        ceph.create_image("disk", 64 << 20);
+        let device = ceph.address("disk");
+        let mut cluster = Cluster::on(network, device, None, Kind::Volume);
+        cluster.start_all();
+        let mut recorder = cluster.record(&mut Random::from_environment());
+        let mut pauses = Vec::new();
+        for round in 0..rounds(2) {
+            let mut old = 0;
+            let pause = cluster.take_over(&mut recorder, false, |cluster, owner| {
+                old = owner;
+                match round % 2 {
+                    0 => cluster.kill(owner),
+                    _ => cluster.signal_all(owner, libc::SIGSTOP),
+                }
+            });
+            pauses.push(pause);
+            match round % 2 {
+                0 => cluster.start_node(old),
+                _ => cluster.signal_all(old, libc::SIGCONT),
+            }
+        }
+        show(pauses);
+        recorder.finish().check().unwrap();
+    }
+
+    /// The number of clients of the report of 1990.
+    const CROWD: u8 = 15;
+
+    #[test]
+    fn clients_of_a_cell_pass_a_take_over_without_an_error() {
+        let mut cluster = Cluster::start(Kind::Cell);
+        let ports = PortSet::new();
+        let server = SocketAddr::new(ADDRESS.parse().unwrap(), 7000);
+        let root = AfsFid {
+            volume: locate(SocketAddr::new(server.ip(), 7003), "root.cell")
+                .unwrap()
+                .volume,
+            vnode: 1,
+            unique: 1,
+        };
+        let (is_over, done) = (AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for number in 0..CROWD {
+                let (ports, is_over, done) = (&ports, &is_over, &done);
+                scope.spawn(move || {
+                    let options = Options {
+                        retry_time: Duration::from_secs(60),
+                        ..Options::default()
+                    };
+                    let client = ports
+                        .client(Ipv4Addr::UNSPECIFIED, server, options)
+                        .unwrap();
+                    let (file, _) = client.create(root, &format!("file{number}")).unwrap();
+                    let mut round = 0_u32;
+                    while !is_over.load(Relaxed) {
+                        round += 1;
+                        let data = round.to_le_bytes().repeat(1024);
+                        client.write(file, 0, &data).unwrap();
+                        // From the server, not from the cache.
+                        client.forget(file);
+                        assert_eq!(client.read(file, 0, 4096).unwrap(), data);
+                        done.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            let goes_on = |what: &str| {
+                let before = done.load(Relaxed);
+                wait_until(what, || done.load(Relaxed) > before + 3 * u32::from(CROWD));
+            };
+            let fault = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                for _ in 0..rounds(2) {
+                    goes_on("the clients work");
+                    let (_, epoch, owner) = cluster.unit();
+                    let owner = owner.unwrap();
+                    let began = Instant::now();
+                    cluster.kill(owner);
+                    cluster.wait_for_owner(epoch, |next| next != owner);
+                    goes_on("the clients work again");
+                    println!("the clients work again after {:?}", began.elapsed());
+                    cluster.start_node(owner);
+                }
+            }));
+            is_over.store(true, Relaxed);
+            fault.unwrap();
+        });
+    }
+
+    #[test]
     fn an_owner_without_its_storage_keeps_the_unit_and_goes_on() {
-        let cluster = Cluster::start();
-        let recorder = cluster.record(&mut random(3));
+        let cluster = Cluster::start(Kind::Volume);
+        let recorder = cluster.record(&mut Random::from_environment());
         recorder.wait_for(100);
         let (_, epoch, owner) = cluster.unit();
         let owner = owner.unwrap();
@@ -125,8 +216,8 @@ mod needs_peer {
 
     #[test]
     fn moves_and_orderly_stops_lose_nothing_at_all() {
-        let mut cluster = Cluster::start();
-        let recorder = cluster.record(&mut random(4));
+        let mut cluster = Cluster::start(Kind::Volume);
+        let recorder = cluster.record(&mut Random::from_environment());
         for _ in 0..rounds(3) {
             recorder.wait_for(100);
             let owner = cluster.unit().2.unwrap();
@@ -155,8 +246,8 @@ mod needs_peer {
 
     #[test]
     fn a_new_leader_of_etcd_changes_no_owner_and_without_etcd_the_owner_stops() {
-        let mut cluster = Cluster::start();
-        let mut recorder = cluster.record(&mut random(5));
+        let mut cluster = Cluster::start(Kind::Volume);
+        let mut recorder = cluster.record(&mut Random::from_environment());
         let (_, epoch, owner) = cluster.unit();
         let owner = owner.unwrap();
         for _ in 0..rounds(3) {
@@ -199,9 +290,8 @@ mod needs_peer {
         let device = format!("nbd://{}/disk", storage.address(Link::Storage));
         let reaches = || std::net::TcpStream::connect((storage.address(Link::Storage), 10809));
         wait_until("the server listens", || reaches().is_ok());
-        let mut cluster = Cluster::on(network, device, None);
-        (0..MACHINES).for_each(|node| cluster.start_node(node));
-        let owner = cluster.wait_until_served();
+        let mut cluster = Cluster::on(network, device, None, Kind::Volume);
+        let owner = cluster.start_all();
         let others = (owner + 1) % MACHINES;
         let name = format!("m{owner}");
         // Its lease is renewed.

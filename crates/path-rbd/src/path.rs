@@ -6,7 +6,7 @@ use crate::handle::{Image, Pool};
 use crate::options::{Lock, Options};
 use crate::queue::RbdQueue;
 use crate::session::{self, Closing, FENCE_SECS, Session, blocklist_address, lock, own_client};
-use block::{BlockDevice, DeviceInfo, Error, ErrorKind, GrowingInfo, Queue, Result};
+use block::{Access, BlockDevice, DeviceInfo, Error, ErrorKind, GrowingInfo, Queue, Result};
 use lunpath::{Connection, Identity, Lunpath, PathQueue, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -198,8 +198,9 @@ impl Shared {
         }
     }
 
-    /// Opens the image for questions: as a client of its own, without the lock.
-    fn peek(&self) -> Result<Image> {
+    /// Opens the image for questions: as a client of its own, without the lock. Questions about the
+    /// lock need an image that is open for writing.
+    fn peek(&self, access: Access) -> Result<Image> {
         let (name, address) = (&self.name, &self.address);
         let cluster = session::cluster(name, address, Some(ASK_WITHIN))?;
         let failed = |failure: Failure| errors::of_open(name, failure);
@@ -207,13 +208,13 @@ impl Shared {
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|e| Error::from_io(name, e.into()))?;
         let snapshot = address.snapshot.as_deref();
-        let read_only = true;
+        let read_only = access.is_read_only();
         let pool = pool.map_err(failed)?;
         Image::open(pool, &address.image, snapshot, read_only, event).map_err(failed)
     }
 
     fn identify(&self) -> Result<Identity> {
-        let image = self.peek()?;
+        let image = self.peek(Access::ReadOnly)?;
         crate::identity::query(&image, &self.address, self.options.read_only)
             .map_err(|failure| errors::of_open(&self.name, failure))
     }
@@ -238,7 +239,7 @@ impl Shared {
     /// Puts the client with this number on the blocklist.
     fn fence(&self, instance: u64) -> Result<()> {
         let failed = |failure: Failure| errors::of_open(&self.name, failure);
-        let image = self.peek()?;
+        let image = self.peek(Access::ReadOnly)?;
         let cluster = &image.pool.cluster;
         let client = (cluster.fsid().map_err(failed)?, instance);
         let own = own_client(&client, |own| own.fenced = true);
@@ -281,7 +282,7 @@ impl Shared {
             return Err(self.error(ErrorKind::Unsupported, why));
         }
         let failed = |failure: Failure| errors::of_open(&self.name, failure);
-        let image = self.peek()?;
+        let image = self.peek(Access::ReadWrite)?;
         if !image.has_exclusive_lock_feature().map_err(failed)? {
             let why = "the image has no exclusive lock; enable it with `rbd feature enable IMAGE \
                        exclusive-lock`";

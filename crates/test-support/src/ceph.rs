@@ -3,6 +3,7 @@
 
 use crate::{free_ports, installed, wait_until};
 use std::fmt::Write as _;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -53,6 +54,8 @@ fn monitor_name(number: usize) -> String {
 /// A running cluster, whose programs are killed on drop.
 pub struct Ceph {
     dir: TempDir,
+    /// Address of all daemons.
+    at: Ipv4Addr,
     running: Vec<(Daemon, Child)>,
 }
 
@@ -63,10 +66,19 @@ impl Ceph {
     /// # Panics
     /// A program is not installed, or the cluster does not become usable.
     pub fn start(place: &Path, monitors: usize) -> Ceph {
+        Ceph::start_at(Ipv4Addr::LOCALHOST, place, monitors)
+    }
+
+    /// Same as [`Ceph::start`], for clients that reach the daemons at another address.
+    ///
+    /// # Panics
+    /// See [`Ceph::start`].
+    pub fn start_at(at: Ipv4Addr, place: &Path, monitors: usize) -> Ceph {
         std::fs::create_dir_all(place).expect("a directory");
         let dir = TempDir::new_in(place).expect("a directory");
         let mut cluster = Ceph {
             dir,
+            at,
             running: Vec::new(),
         };
         cluster.make_monitors(monitors);
@@ -113,13 +125,14 @@ impl Ceph {
         let fsid = fsid.trim();
         let dir = self.dir.path().display();
         let ports: Vec<u16> = free_ports(count);
-        let hosts: Vec<String> = ports.iter().map(|p| format!("v2:127.0.0.1:{p}")).collect();
+        let at = self.at;
+        let hosts: Vec<String> = ports.iter().map(|p| format!("v2:{at}:{p}")).collect();
         let conf = format!(
             "[global]
 fsid = {fsid}
 mon host = {hosts}
-public addr = 127.0.0.1
-cluster addr = 127.0.0.1
+public addr = {at}
+cluster addr = {at}
 ms bind ipv6 = false
 auth cluster required = cephx
 auth service required = cephx
