@@ -166,6 +166,12 @@ pub trait Lunpath: Send + Sync {
         ))
     }
 
+    /// Reports whether the storage executes requests of no other client as long as a connection of
+    /// this path is up, and none of this path once another client has taken its place.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     /// Explains why requests on connections that are up have had no answer for seconds, if the
     /// storage can be asked: for status displays. `None`: they are answered, or nothing is known.
     /// Waits at most `within`.

@@ -378,6 +378,14 @@ impl Lun {
         })
     }
 
+    /// Reports whether the storage keeps other clients out while this LUN is open: it has one path,
+    /// which is exclusive.
+    pub fn is_exclusive(&self) -> bool {
+        let paths = self.shared.paths();
+        let [only] = &paths[..] else { return false };
+        only.path.is_exclusive()
+    }
+
     /// Returns the current attribute values.
     pub fn attributes(&self) -> Arc<Attributes> {
         self.shared.attributes()

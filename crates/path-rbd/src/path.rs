@@ -336,6 +336,14 @@ impl Lunpath for RbdPath {
         self.shared.ask(within, move |shared| shared.fence(key))
     }
 
+    fn is_exclusive(&self) -> bool {
+        let state = lock(&self.shared.state);
+        let session = state.session.as_ref();
+        // A client that takes the lock away puts this one on the blocklist, for good.
+        let has_lock = session.is_some_and(|session| session.fence_key().is_some());
+        has_lock && self.shared.options.lock == Lock::Exclusive
+    }
+
     /// The session that is opened next takes the lock from the client on the blocklist.
     fn evict(&self, within: Duration) -> Result<()> {
         self.shared.ask(within, Shared::evict)

@@ -7,7 +7,7 @@ mod locked;
 mod peek;
 
 use crate::claim::{self, Claim};
-use crate::in_use::{self, InUse, InUseRecord};
+use crate::in_use::{self, InUse, InUseRecord, Others};
 use crate::ownership;
 use crate::paths::run_dir;
 use crate::place::{Places, place_of_lun};
@@ -257,7 +257,15 @@ impl Disk {
             {
                 let interval = settings.volume_heartbeat();
                 let ownership = settings.ownership();
-                Some(InUse::begin(below, at, &shown, interval, ownership)?)
+                let is_exclusive = self.lun().is_some_and(|lun| lun.lun.is_exclusive());
+                let others = if is_exclusive || ownership.is_some() {
+                    Others::AreRefused
+                } else {
+                    Others::CanWrite
+                };
+                Some(InUse::begin(
+                    below, at, &shown, interval, ownership, others,
+                )?)
             }
             Some(at) => {
                 in_use::check(&*below, at, &shown)?;

@@ -314,6 +314,17 @@ struct Shared {
     lost: Arc<AtomicBool>,
     /// Owner whose stale record this one replaced.
     replaced: OnceLock<[u8; 16]>,
+    others: Others,
+}
+
+/// Whether another machine can write to the device while it is in use here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// It can; the record is all that keeps it from that.
+    CanWrite,
+    /// The storage refuses requests of all but one owner. So an own renewal that is late, because
+    /// the storage did not answer for some time, never replaces the record of another owner.
+    AreRefused,
 }
 
 impl InUse {
@@ -327,6 +338,7 @@ impl InUse {
         name: &str,
         interval: Duration,
         ownership: Option<&dyn Ownership>,
+        others: Others,
     ) -> Result<InUse> {
         let mut record = Record::of_this_process(interval)?;
         // Fences keep earlier owners out. Their record need not become stale.
@@ -366,6 +378,7 @@ impl InUse {
             seen: AtomicU64::new(seen),
             lost: Arc::default(),
             replaced: OnceLock::new(),
+            others,
         });
         let (stop, stops) = channel();
         let (ends, stopped) = channel();
@@ -487,7 +500,9 @@ impl Shared {
     /// Reports whether a renewal that ends now, of a record that was read at `began`, may have
     /// replaced the record of another machine.
     fn too_late(&self, began: u64) -> bool {
-        self.is_over(FRESH, began) && self.is_over(DEAD, self.seen.load(Ordering::SeqCst))
+        self.others == Others::CanWrite
+            && self.is_over(FRESH, began)
+            && self.is_over(DEAD, self.seen.load(Ordering::SeqCst))
     }
 
     /// Reports whether more than `intervals` have passed since `time`.
@@ -589,186 +604,4 @@ impl Queue for Guarded {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use block_testing::{Delay, Mem, Random};
-
-    const TICK: Duration = Duration::from_millis(100);
-
-    fn sample() -> Record {
-        let mut record = Record::of_this_process(TICK).unwrap();
-        record.boot = [7; 16];
-        record
-    }
-
-    fn device() -> Arc<Mem> {
-        Arc::new(Mem::new(64 << 10, 512))
-    }
-
-    fn until(what: impl Fn() -> bool) {
-        let end = now_ms() + 60_000;
-        while !what() {
-            assert!(now_ms() < end, "waited a minute");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Checks that a device is refused whose record another machine renews once `after` returns.
-    fn refuses_while_renewed(
-        device: &Arc<Mem>,
-        after: impl FnOnce() + Send,
-        mut record: impl FnMut() -> Record + Send,
-    ) {
-        let (stop, stops) = channel::<()>();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                after();
-                while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-                    write(&**device, 0, &record()).unwrap();
-                }
-            });
-            let refused = InUse::begin(device.clone(), 0, "d", TICK, None)
-                .err()
-                .unwrap();
-            assert!(matches!(refused, Error::Busy(_)), "{refused}");
-            drop(stop);
-        });
-    }
-
-    #[test]
-    fn a_record_comes_back_and_a_damaged_one_is_in_use() {
-        let whole = sample();
-        let bytes = whole.encode();
-        assert_eq!((bytes.len(), Record::decode(&bytes)), (BYTES, Some(whole)));
-        assert_eq!(Record::decode(&[0; BYTES]), None);
-        let mut random = Random::new(1);
-        for _ in 0..2000 {
-            let mut bytes = bytes.clone();
-            bytes[8 + random.below(4088) as usize] ^= 1 + random.below(255) as u8;
-            let read = Record::decode(&bytes).expect("the magic is there");
-            assert!(read.in_use && read.boot == [0; 16]);
-        }
-    }
-
-    #[test]
-    fn what_this_machine_left_is_free_at_once_and_a_dead_record_of_another_later() {
-        let device = device();
-        let mut left = Record::of_this_process(Duration::from_secs(60)).unwrap();
-        write(&*device, 4096, &left).unwrap();
-        drop(InUse::begin(device.clone(), 4096, "d", TICK, None).unwrap());
-        let clean = Record::decode(&read(&*device, 4096).unwrap()).unwrap();
-        assert!(!clean.in_use);
-        left = sample();
-        write(&*device, 4096, &left).unwrap();
-        InUse::begin(device, 4096, "d", TICK, None).unwrap();
-    }
-
-    #[test]
-    fn a_record_of_another_machine_that_moves_is_refused() {
-        let device = device();
-        let mut theirs = sample();
-        theirs.interval_ms = 2000;
-        write(&*device, 0, &theirs).unwrap();
-        refuses_while_renewed(
-            &device,
-            || {},
-            move || {
-                theirs.count += 1;
-                theirs.clone()
-            },
-        );
-    }
-
-    #[test]
-    fn a_holder_that_lost_the_record_does_nothing_more() {
-        let device = device();
-        let own = InUse::begin(device.clone(), 0, "d", TICK, None).unwrap();
-        let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
-        blocking.write_at(8192, &[1; 512]).unwrap();
-        // After a late heartbeat, a write verifies the record first; this process still owns it.
-        own.shared.seen.store(0, Ordering::SeqCst);
-        blocking.write_at(8192, &[2; 512]).unwrap();
-        let theirs = sample();
-        write(&*device, 0, &theirs).unwrap();
-        until(|| own.shared.lost.load(Ordering::SeqCst) || write(&*device, 0, &theirs).is_err());
-        assert!(blocking.write_at(8192, &[3; 512]).is_err());
-        assert!(blocking.flush().is_err());
-        assert!(blocking.read_at(8192, &mut [0; 512]).is_err());
-        drop(own);
-        assert_eq!(Record::decode(&read(&*device, 0).unwrap()), Some(theirs));
-        let mut data = [0; 512];
-        Blocking::open(&*device)
-            .unwrap()
-            .read_at(8192, &mut data)
-            .unwrap();
-        assert_eq!(data, [2; 512]);
-    }
-
-    #[test]
-    fn the_late_renewal_of_a_replaced_owner_is_undone_and_any_other_record_is_not() {
-        let device = device();
-        let mut earlier = sample();
-        write(&*device, 0, &earlier).unwrap();
-        let own = InUse::begin(device.clone(), 0, "d", TICK * 20, None).unwrap();
-        let found = || Record::decode(&read(&*device, 0).unwrap()).unwrap();
-        let owner = own.shared.lock().owner;
-        write(&*device, 0, &earlier).unwrap();
-        until(|| found().owner == owner);
-        assert!(!own.shared.lost.load(Ordering::SeqCst));
-        until(|| {
-            // A third machine may have taken it over from one that is this late.
-            own.shared.seen.store(0, Ordering::SeqCst);
-            write(&*device, 0, &earlier).unwrap();
-            own.shared.lost.load(Ordering::SeqCst)
-        });
-        drop(own);
-        earlier.in_use = false;
-        write(&*device, 0, &earlier).unwrap();
-        let own = InUse::begin(device.clone(), 0, "d", TICK, None).unwrap();
-        until(|| {
-            write(&*device, 0, &earlier).unwrap();
-            own.shared.lost.load(Ordering::SeqCst)
-        });
-    }
-
-    #[test]
-    fn a_takeover_ends_when_the_old_owner_renews_its_record() {
-        let device = device();
-        let mut theirs = sample();
-        theirs.interval_ms = 2000;
-        write(&*device, 0, &theirs).unwrap();
-        let owner_now = || Record::decode(&read(&*device, 0).unwrap()).unwrap().owner;
-        let taken_over = || until(|| owner_now() != theirs.owner);
-        refuses_while_renewed(&device, taken_over, || theirs.clone());
-    }
-
-    #[test]
-    fn an_owner_whose_renewal_takes_too_long_does_nothing_more() {
-        let mem = device();
-        let slow = Arc::new(Delay::new(mem.clone(), Duration::ZERO, TICK * (FRESH + 1)));
-        // No heartbeat but those of this test.
-        let own = InUse::begin(slow.clone(), 0, "d", Duration::from_secs(60), None).unwrap();
-        let shared = Shared {
-            device: slow.clone(),
-            at: 0,
-            interval_ms: TICK.as_millis() as u64,
-            record: Mutex::new(own.shared.lock().clone()),
-            seen: AtomicU64::new(now_ms() + 60_000),
-            lost: Arc::default(),
-            replaced: OnceLock::new(),
-        };
-        // Late, but no other machine can have taken it over yet.
-        shared.verify(&mut shared.lock()).unwrap();
-        assert!(!shared.lost.load(Ordering::SeqCst));
-        shared.seen.store(0, Ordering::SeqCst);
-        let mut queue = Blocking::over(Box::new(Guarded {
-            lower: slow.queue().unwrap(),
-            shared: Arc::new(shared),
-            refused: VecDeque::new(),
-        }));
-        assert!(queue.write_at(8192, &[1; 512]).is_err());
-        let mut data = [0; 512];
-        mem.peek(8192, &mut data);
-        assert_eq!(data, [0; 512]);
-    }
-}
+mod tests;
