@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use test_support::etcd::Etcd;
@@ -55,6 +55,8 @@ pub struct Cluster {
     pub network: Network,
     /// The address of the device.
     pub device: String,
+    /// See [`Cluster::with_calendar`].
+    calendar: Option<PathBuf>,
 }
 
 /// One of the machines that may serve the unit.
@@ -67,13 +69,27 @@ struct Node {
 impl Cluster {
     /// Starts a cluster whose unit is on an iSCSI target, on all machines.
     pub fn start(kind: Kind) -> Cluster {
+        let mut cluster = Cluster::prepared(kind);
+        cluster.start_all();
+        cluster
+    }
+
+    /// Prepares a cluster whose unit is on an iSCSI target. Starts no machine.
+    pub fn prepared(kind: Kind) -> Cluster {
         let network = Network::new(7);
         let place = &std::env::temp_dir();
         let tgtd = Tgtd::start_on(&network.machines()[6], place, BYTES);
         let device = format!("iscsi://{}/{IQN}/1", tgtd.portals[0]);
-        let mut cluster = Cluster::on(network, device, Some(tgtd), kind);
-        cluster.start_all();
-        cluster
+        Cluster::on(network, device, Some(tgtd), kind)
+    }
+
+    /// Lets the machines that are started from now on see a time of day that a file changes, by
+    /// `libfaketime`. Returns the file. Monotonic clocks stay as they are.
+    pub fn with_calendar(&mut self) -> PathBuf {
+        let file = self.nodes[0].sandbox.path("calendar");
+        std::fs::write(&file, "+0h").unwrap();
+        self.calendar = Some(file.clone());
+        file
     }
 
     /// Starts all machines, and waits until one serves the unit.
@@ -98,6 +114,7 @@ impl Cluster {
             tgtd,
             network,
             device,
+            calendar: None,
         };
         let create = ["volume", "create", &cluster.device, "--passphrase-fd", "0"];
         Ran::with_input(cluster.command(0).args(create), b"secret\n").ok();
@@ -186,6 +203,21 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
+        if let Some(file) = &self.calendar {
+            let libraries = ["x86_64-linux-gnu", "aarch64-linux-gnu"];
+            let mut library =
+                libraries.map(|of| format!("/usr/lib/{of}/faketime/libfaketimeMT.so.1"));
+            library.sort_by_key(|path| !Path::new(path).exists());
+            assert!(
+                Path::new(&library[0]).exists(),
+                "needs libfaketime: apt install faketime"
+            );
+            command
+                .env("LD_PRELOAD", &library[0])
+                .env("FAKETIME_TIMESTAMP_FILE", file)
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         self.nodes[node].process = Some(command.spawn().expect("the program"));
     }
 

@@ -6,7 +6,7 @@ use nbd_client::Client;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use test_support::history::{Action, Crash, History, Operation, Time, Value};
@@ -52,6 +52,8 @@ struct Shared {
     load: Load,
     began: Instant,
     acknowledged: AtomicUsize,
+    /// Nanoseconds of the longest acknowledged operation.
+    longest: AtomicU64,
     is_ended: AtomicBool,
 }
 
@@ -66,6 +68,7 @@ impl Recorder {
             load,
             began: Instant::now(),
             acknowledged: AtomicUsize::new(0),
+            longest: AtomicU64::new(0),
             is_ended: AtomicBool::new(false),
         });
         let mut first = Worker::new(shared.clone(), threads, random.below(u64::MAX));
@@ -118,6 +121,11 @@ impl Recorder {
     /// Returns the number of acknowledged operations.
     pub fn acknowledged(&self) -> usize {
         self.shared.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time of the longest acknowledged operation of the threads.
+    pub fn longest(&self) -> Duration {
+        Duration::from_nanos(self.shared.longest.load(Ordering::Relaxed))
     }
 
     /// Ends the threads, reads all blocks, and returns what happened.
@@ -249,6 +257,8 @@ impl Worker {
             completed: result.is_ok().then_some(completed),
         });
         if result.is_ok() {
+            let took = completed - invoked;
+            self.shared.longest.fetch_max(took, Ordering::Relaxed);
             self.client = Some(client);
         }
         result.is_ok()

@@ -20,6 +20,13 @@ fn rounds(default: u32) -> u32 {
     })
 }
 
+/// Seconds for which an owner is stopped or cut off beyond the take-over.
+fn outage() -> Duration {
+    let given = std::env::var("EVFS_OUTAGE_SECS").ok();
+    let given = given.map(|text| text.parse().expect("EVFS_OUTAGE_SECS is a number"));
+    Duration::from_secs(given.unwrap_or(0))
+}
+
 /// Prints how long clients were not served.
 fn show(mut pauses: Vec<Duration>) {
     pauses.sort();
@@ -86,6 +93,7 @@ mod needs_peer {
             });
             pauses.push(pause);
             recorder.wait_for(100);
+            std::thread::sleep(outage());
             // The kernel has ended the unit, and removed its address, while nothing else ran there.
             assert_eq!(cluster.processes(old).len(), 1);
             if is_stop {
@@ -203,13 +211,36 @@ mod needs_peer {
     fn an_owner_without_its_storage_keeps_the_unit_and_goes_on() {
         let cluster = Cluster::start(Kind::Volume);
         let recorder = cluster.record(&mut Random::from_environment());
-        recorder.wait_for(100);
         let (_, epoch, owner) = cluster.unit();
         let owner = owner.unwrap();
-        cluster.cut(owner, &[Link::Storage], true);
-        std::thread::sleep(Duration::from_secs(4));
-        cluster.cut(owner, &[Link::Storage], false);
+        for _ in 0..rounds(1) {
+            recorder.wait_for(100);
+            cluster.cut(owner, &[Link::Storage], true);
+            std::thread::sleep(Duration::from_secs(4));
+            cluster.cut(owner, &[Link::Storage], false);
+        }
         recorder.wait_for(100);
+        assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn jumps_of_the_clock_change_no_owner() {
+        let mut cluster = Cluster::prepared(Kind::Volume);
+        // Programs see the time of this file, which is only that of the calendar.
+        let jump = cluster.with_calendar();
+        let owner = cluster.start_all();
+        let (_, epoch, _) = cluster.unit();
+        let recorder = cluster.record(&mut Random::from_environment());
+        for pid in cluster.processes(owner) {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            assert!(maps.contains("libfaketime"), "it sees the real time");
+        }
+        for hours in ["+0h", "+5h", "-3000h", "+90000h", "+0h"] {
+            std::fs::write(&jump, hours).unwrap();
+            recorder.wait_for(400);
+            std::thread::sleep(Duration::from_secs(4));
+        }
         assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
         recorder.finish().check().unwrap();
     }
@@ -258,6 +289,7 @@ mod needs_peer {
             cluster.etcd.wait_until_healthy();
         }
         assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
+        println!("longest operation: {:?}", recorder.longest());
         recorder.crash(|recorder| {
             (0..3).for_each(|member| cluster.etcd.kill(member));
             wait_until("the unit has ended", || cluster.processes(owner).len() == 1);

@@ -26,6 +26,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("dpkg-deb", "dpkg"),
     ("etcd", "etcd-server"),
     ("etcdctl", "etcd-client"),
+    ("faketime", "faketime"),
     ("fio", "fio"),
     ("fish", "fish"),
     ("fusermount3", "fuse3"),
