@@ -199,7 +199,7 @@ impl Cluster {
         let mut command = self.command(node);
         command
             .args(["up", "units.toml", "--cluster"])
-            .env("EVFS_LOG", "info")
+            .env("EVFS_LOG", "debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
@@ -366,7 +366,14 @@ fn relay(machine: &Machine, to: PathBuf) {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if std::thread::panicking() || std::env::var_os("SHOW").is_some() {
+        if std::thread::panicking() {
+            for (from, args) in [
+                (None, &["endpoint", "status"][..]),
+                (None, &["get", "--prefix", "/evfs"]),
+                (None, &["lease", "list"]),
+            ] {
+                println!("--- etcdctl {args:?}: {:?}", self.etcd.try_ctl(from, args));
+            }
             for node in 0..MACHINES {
                 if self.nodes[node].sandbox.path("log").exists() {
                     println!("--- log of m{node}\n{}", self.log(node));

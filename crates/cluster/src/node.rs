@@ -102,6 +102,8 @@ pub struct Node {
     sender: Sender<Event>,
     renewals: Jobs,
     requests: Jobs,
+    /// The last request for the state of the cluster. Answers to earlier ones come too late.
+    load: Option<AskId>,
     /// Number of the watch whose changes count.
     watch: u64,
     drained: BTreeSet<Name>,
@@ -155,6 +157,7 @@ impl Node {
             sender,
             renewals,
             requests,
+            load: None,
             watch: 0,
             drained: BTreeSet::new(),
             stops: 0,
@@ -243,7 +246,7 @@ impl Node {
                     _ => {}
                 }
                 self.machine.answer(now, id, answer);
-                if let Some((revision, drained)) = loaded {
+                if let Some((revision, drained)) = loaded.filter(|_| self.load == Some(id)) {
                     self.drained = drained;
                     self.note_drain();
                     self.start_watch(revision);
@@ -301,6 +304,9 @@ impl Node {
     fn act(&mut self, action: Action) {
         match action {
             Action::Ask(id, ask) => {
+                if ask == Ask::Load {
+                    self.load = Some(id);
+                }
                 let to = match ask {
                     Ask::Renew { .. } => &self.renewals,
                     _ => &self.requests,
