@@ -1,3 +1,5 @@
+//! Tests of the in-use record, with the storage in memory.
+
 use super::*;
 use block_testing::{Delay, Mem, Random};
 
