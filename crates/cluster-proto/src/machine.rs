@@ -6,6 +6,10 @@ use crate::lease::{self, Lease};
 use crate::record::{Claim, Name, Record};
 use crate::unit::{Release, Unit};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// How much longer than another request the state of the cluster may take.
+const LOAD_PATIENCE: u32 = 12;
 
 /// A request without an answer.
 #[derive(Debug)]
@@ -69,8 +73,8 @@ impl Machine {
             Lease::Granted { until, .. } => Some(until),
             Lease::Held { until, renew, .. } => Some(until.min(renew)),
         };
-        let answer = self.pending.values().map(|p| p.sent).min();
-        let answer = answer.map(|sent| sent + self.config.patience);
+        let answer = self.pending.values();
+        let answer = answer.map(|p| p.sent + self.patience(&p.ask)).min();
         let planned = self.planned.first().map(|(at, _)| *at);
         let times = [lease, answer, planned];
         let far = self.now + self.config.ttl;
@@ -106,7 +110,7 @@ impl Machine {
         if self.lease.until().is_some_and(|until| until <= self.now) {
             self.lose_lease();
         }
-        let late = |pending: &Pending| pending.sent + self.config.patience <= self.now;
+        let late = |p: &Pending| p.sent + self.patience(&p.ask) <= self.now;
         let late = self.pending.iter().filter(|(_, pending)| late(pending));
         let late: Vec<AskId> = late.map(|(id, _)| *id).collect();
         for id in late {
@@ -152,7 +156,12 @@ impl Machine {
             return;
         };
         match (known.phase, done) {
-            (Phase::Fencing, Done::Fenced) => self.bump(unit, epoch),
+            (Phase::Fencing, Done::Fenced) => {
+                if let Some(known) = self.units.get_mut(unit) {
+                    known.is_fenced = true;
+                }
+                self.bump(unit, epoch);
+            }
             (Phase::Fencing, Done::NotFenced) => self.give_up(unit, Release::CLEAN),
             (Phase::Bumping, Done::Bumped) => {
                 self.enter(unit, Phase::Opening);
@@ -210,6 +219,14 @@ impl Machine {
         id
     }
 
+    /// Returns how long the answer to a request may take. The state of the cluster can be long.
+    fn patience(&self, ask: &Ask) -> Duration {
+        match ask {
+            Ask::Load => self.config.patience.saturating_mul(LOAD_PATIENCE),
+            _ => self.config.patience,
+        }
+    }
+
     fn take_answer(&mut self, id: AskId, answer: Answer) {
         let Some(Pending { ask, sent }) = self.pending.remove(&id) else {
             return;
@@ -222,18 +239,23 @@ impl Machine {
             Ask::Read { unit } => {
                 if self.answers(&unit, id) {
                     match answer {
-                        Answer::Is(current) => self.settled(&unit, current, false),
+                        Answer::Is(current) => self.settled(&unit, current, None),
                         _ => self.read(&unit),
                     }
                 }
             }
-            Ask::Change { unit, record, .. } => {
+            Ask::Change {
+                unit,
+                record,
+                revision: sent,
+                ..
+            } => {
                 if self.answers(&unit, id) {
                     match answer {
                         Answer::Changed { revision } => {
-                            self.settled(&unit, Some((record, revision)), false);
+                            self.settled(&unit, Some((record, revision)), None);
                         }
-                        Answer::Refused(current) => self.settled(&unit, current, true),
+                        Answer::Refused(current) => self.settled(&unit, current, Some(sent)),
                         _ => self.read(&unit),
                     }
                 }
@@ -336,6 +358,10 @@ impl Machine {
                 _ => {}
             }
         }
+        if self.alive.get(&self.config.name).copied() != self.lease.held() {
+            self.lose_lease();
+            return;
+        }
         for unit in gone {
             self.take_notice(Notice::UnitGone { unit });
         }
@@ -349,6 +375,13 @@ impl Machine {
 
     fn take_notice(&mut self, notice: Notice) {
         match notice {
+            // The key of this machine has gone, or another process uses its name.
+            Notice::Machine { name, lease }
+                if name == self.config.name && self.lease.held() != Some(lease) =>
+            {
+                self.lose_lease();
+            }
+            Notice::MachineGone { name } if name == self.config.name => self.lose_lease(),
             Notice::Machine { name, lease } => {
                 if self.alive.insert(Name::clone(&name), lease) != Some(lease) {
                     self.review_units_of(&name);
@@ -392,8 +425,9 @@ impl Machine {
         self.review(unit);
     }
 
-    /// Takes the state of a record after a request to change it.
-    fn settled(&mut self, unit: &Name, current: Current, was_refused: bool) {
+    /// Takes the state of a record after a request to change it. `refused`: the revision in the
+    /// request, if it was refused.
+    fn settled(&mut self, unit: &Name, current: Current, refused: Option<u64>) {
         let Some((record, revision)) = current else {
             self.take_notice(Notice::UnitGone {
                 unit: Name::clone(unit),
@@ -408,7 +442,8 @@ impl Machine {
         } else if known.phase == Phase::Claiming {
             // Not the record was the reason, but a machine that lives or a lease that ended.
             known.failed(self.now, unit, &self.config);
-        } else if was_refused {
+        } else if refused == Some(revision) {
+            // The record was as expected, so this machine does not have its lease any more.
             self.lose_lease();
             return;
         }
@@ -513,6 +548,12 @@ impl Machine {
                 }
                 self.plan(unit);
             }
+            Phase::Fencing | Phase::Bumping | Phase::Opening if self.is_draining => {
+                let epoch = known.epoch;
+                let name = Name::clone(unit);
+                self.actions.push_back(Action::Kill { unit: name, epoch });
+                self.release(unit, Release::UNCLEAN);
+            }
             Phase::Serving => {
                 if known.record.holder.as_ref().is_some_and(|h| h.serving) {
                     self.published(unit);
@@ -524,7 +565,11 @@ impl Machine {
             }
             Phase::Releasing if known.ask.is_none() => {
                 let release = known.release.unwrap_or(Release::UNCLEAN);
-                let record = release.apply(&known.record);
+                let record = if known.is_fenced {
+                    release.apply(&known.record.fenced())
+                } else {
+                    release.apply(&known.record)
+                };
                 self.change(unit, record, None);
             }
             _ => {}
@@ -611,6 +656,7 @@ impl Machine {
         };
         let (epoch, claims) = (known.record.epoch, known.record.to_fence());
         known.epoch = epoch;
+        known.is_fenced = false;
         if claims.is_empty() {
             self.bump(unit, epoch);
         } else {

@@ -129,6 +129,9 @@ impl Record {
     pub(crate) fn claimed(&self, machine: &Name, lease: u64) -> Option<Record> {
         let epoch = self.epoch.checked_add(1)?;
         let mut next = self.vacated();
+        next.unfenced
+            .retain(|claim| !self.dead.contains(&claim.lease));
+        next.dead.clear();
         let claim = Claim {
             machine: Arc::clone(machine),
             lease,
@@ -139,8 +142,17 @@ impl Record {
             claim,
             serving: false,
         });
-        next.wish = next.wish.filter(|wish| wish != machine);
+        // The machine that was wished for was asked first.
+        next.wish = None;
         (next.unfenced.len() <= UNFENCED_MAX).then_some(next)
+    }
+
+    /// Removes the claims before that of the owner, which are fenced.
+    pub(crate) fn fenced(&self) -> Record {
+        let mut next = self.clone();
+        next.unfenced.clear();
+        next.dead.clear();
+        next
     }
 
     /// Removes the owner, which becomes a claim to be fenced.
@@ -168,9 +180,7 @@ impl Record {
 
     /// Marks the owner as serving, after all earlier claims were fenced.
     pub(crate) fn served(&self) -> Record {
-        let mut next = self.clone();
-        next.unfenced.clear();
-        next.dead.clear();
+        let mut next = self.fenced();
         if let Some(holder) = &mut next.holder {
             holder.serving = true;
         }

@@ -21,6 +21,8 @@ pub(crate) struct Unit {
     pub epoch: u64,
     /// The request about the record that has no answer yet.
     pub ask: Option<AskId>,
+    /// Whether the storage refuses all claims before that of this machine.
+    pub is_fenced: bool,
     /// Whether the record says that this machine serves the unit.
     pub published: bool,
     /// What the record becomes if the release has to be repeated.
@@ -68,6 +70,7 @@ impl Unit {
             phase: Phase::Idle,
             epoch: 0,
             ask: None,
+            is_fenced: false,
             published: false,
             release: None,
             next: None,

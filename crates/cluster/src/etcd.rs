@@ -120,6 +120,12 @@ impl Etcd {
         let mut is_tls = false;
         for text in &endpoints.urls {
             match url::Url::parse(text) {
+                Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+                    let host = url.host_str().unwrap_or_default();
+                    return wrong(format!(
+                        "the address of {host} has a user; use certificates"
+                    ));
+                }
                 Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => {
                     is_tls |= url.scheme() == "https";
                     urls.push(text.trim_end_matches('/').to_owned());
@@ -131,6 +137,9 @@ impl Etcd {
             return wrong(
                 "https needs the certificate of the authority; set cluster.tls-ca".into(),
             );
+        }
+        if !is_tls && (endpoints.ca.is_some() || endpoints.client.is_some()) {
+            return wrong("certificates need https:// in cluster.etcd".into());
         }
         let tls = tls(endpoints)?;
         let config = Agent::config_builder()
@@ -352,7 +361,9 @@ impl Etcd {
                 return Err(Error::Refused(why));
             }
             for event in result["events"].as_array().into_iter().flatten() {
-                let pair = pair(&event["kv"])?;
+                let Some(pair) = pair(&event["kv"])? else {
+                    continue;
+                };
                 let event = match event["type"].as_str() {
                     Some("DELETE") => Event::Deleted {
                         key: pair.key,
@@ -463,21 +474,26 @@ fn number(value: &Value) -> u64 {
 }
 
 fn pairs(list: &Value) -> Result<Vec<Pair>, Error> {
-    list.as_array().into_iter().flatten().map(pair).collect()
+    let all = list.as_array().into_iter().flatten();
+    all.filter_map(|value| pair(value).transpose()).collect()
 }
 
-fn pair(value: &Value) -> Result<Pair, Error> {
+/// Reads a key with its value; none if the key is not UTF-8, which no key of a cluster is.
+fn pair(value: &Value) -> Result<Option<Pair>, Error> {
     let wrong = || Error::Answer(format!("a key: {value}"));
     let bytes = |name: &str| {
         let text = value[name].as_str().unwrap_or_default();
         BASE64.decode(text).map_err(|_| wrong())
     };
-    Ok(Pair {
-        key: String::from_utf8(bytes("key")?).map_err(|_| wrong())?,
+    let Ok(key) = String::from_utf8(bytes("key")?) else {
+        return Ok(None);
+    };
+    Ok(Some(Pair {
+        key,
         value: bytes("value")?,
         revision: number(&value["mod_revision"]),
         lease: number(&value["lease"]),
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -487,13 +503,14 @@ mod tests {
     #[test]
     fn answers_of_the_gateway_are_read_with_their_omissions() {
         let kv = json!({"key": encode("a/b"), "mod_revision": "12", "lease": "7587"});
-        let read = pair(&kv).unwrap();
+        let read = pair(&kv).unwrap().unwrap();
         assert_eq!(
             (read.key.as_str(), read.revision, read.lease),
             ("a/b", 12, 7587)
         );
         assert!(read.value.is_empty());
         assert!(pair(&json!({"key": "not base64"})).is_err());
+        assert_eq!(pair(&json!({"key": BASE64.encode([0xff])})).unwrap(), None);
         assert_eq!(range_end("/evfs/"), encode("/evfs0"));
     }
 
@@ -510,5 +527,7 @@ mod tests {
         assert!(refused(&[]).contains("cluster.etcd"));
         assert!(refused(&["10.0.0.1:2379"]).contains("http://"));
         assert!(refused(&["https://a:2379"]).contains("cluster.tls-ca"));
+        let user = refused(&["http://root:secret@a:2379"]);
+        assert!(user.contains("user") && !user.contains("secret"), "{user}");
     }
 }

@@ -15,11 +15,14 @@ use crate::deadline::now;
 use crate::store::{Loaded, Own, Seen, Store};
 use crate::unit::{Command, Report, line, nanos};
 use cluster_proto::{Action, Answer, Ask, AskId, At, Config, Done, Machine, Name, Notice, Phase};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open, pidfd_send_signal, setrlimit,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,7 +128,7 @@ impl Node {
     /// A thread cannot be started.
     pub fn new(store: Arc<Store>, options: Options) -> io::Result<(Node, Stopper)> {
         let (sender, events) = channel();
-        let patience = options.config.patience;
+        let (patience, pause) = (options.config.patience, options.config.renew);
         let workers = |count: usize| -> io::Result<Jobs> {
             let (jobs, taken) = channel::<(AskId, Ask)>();
             let taken = Arc::new(Mutex::new(taken));
@@ -135,7 +138,13 @@ impl Node {
                 let work = move || {
                     let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     while let Ok((id, ask)) = next() {
+                        let began = now();
                         let (answer, from) = store.carry_out(&own, &ask, patience);
+                        if matches!(answer, Answer::Unknown) {
+                            // It is repeated as soon as this is known.
+                            let took = now().0.saturating_sub(began.0);
+                            std::thread::sleep(pause.saturating_sub(took));
+                        }
                         if sender.send(Event::Answer(id, answer, from)).is_err() {
                             return;
                         }
@@ -173,6 +182,7 @@ impl Node {
 
     /// Runs until it is stopped. Returns whether all units were closed in order.
     pub fn run(mut self) -> bool {
+        raise_limit();
         for address in self.options.addresses.values() {
             // Of an earlier process.
             if let Err(error) = address.remove() {
@@ -341,8 +351,15 @@ impl Node {
             Action::Bump { unit, epoch } => self.command(&unit, epoch, Command::Store(epoch)),
             Action::Open { unit, epoch } => {
                 // Before the unit listens there.
-                self.enter_address(&unit, epoch);
-                self.command(&unit, epoch, Command::Open);
+                if self.enter_address(&unit, epoch) {
+                    self.command(&unit, epoch, Command::Open);
+                } else {
+                    if let Some(process) = self.processes.get_mut(&(Name::clone(&unit), epoch)) {
+                        process.is_killed = true;
+                        process.signal(Signal::KILL);
+                    }
+                    self.failed(&unit, epoch, false);
+                }
             }
             Action::Stop { unit, epoch } => {
                 self.leave_address(&unit, epoch);
@@ -398,6 +415,8 @@ impl Node {
         let (stream, theirs) = UnixStream::pair()?;
         let mut child = (self.options.command)(unit)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
+            // Signals of a terminal are for this process, which stops its units in order.
+            .process_group(0)
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.ok_or_else(|| io::Error::other("no process ID"))?;
@@ -475,8 +494,8 @@ impl Node {
         let process = self.processes.remove(&(Name::clone(unit), epoch));
         if process.is_some_and(|process| !process.is_killed) {
             let code = status.as_ref().ok().and_then(ExitStatus::code);
-            // The code of an orderly stop, or of one by TERM.
-            let clean = matches!(code, Some(0 | 143));
+            // The codes of an orderly stop, and of one by HUP, INT, QUIT and TERM.
+            let clean = matches!(code, Some(0 | 129 | 130 | 131 | 143));
             if matches!(self.machine.phase(unit), Phase::Serving | Phase::Stopping) && !clean {
                 let why = match status {
                     Ok(status) => status.to_string(),
@@ -511,17 +530,20 @@ impl Node {
         }
     }
 
-    fn enter_address(&mut self, unit: &Name, epoch: u64) {
+    /// Adds the address of a unit, if it has one. Returns whether the unit can be reached.
+    fn enter_address(&mut self, unit: &Name, epoch: u64) -> bool {
         let Some(address) = self.options.addresses.get(unit) else {
-            return;
+            return true;
         };
         let added = address.add(self.lifetime());
         if let Err(error) = added.and_then(|()| address.announce()) {
             tracing::error!(name: "EVFS-1004", "cannot move the address {address} here: {error}");
+            return false;
         }
         if let Some(process) = self.processes.get_mut(&(Name::clone(unit), epoch)) {
             process.has_address = true;
         }
+        true
     }
 
     fn leave_address(&mut self, unit: &Name, epoch: u64) {
@@ -534,6 +556,18 @@ impl Node {
         {
             tracing::warn!(name: "EVFS-1004", "cannot remove the address {address}: {error}");
         }
+    }
+}
+
+/// Lets this process have as many descriptors as it may: each unit needs several.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of descriptors stays");
     }
 }
 

@@ -10,12 +10,17 @@ use crate::etcd::{Change, Compare, Endpoints, Error, Etcd, Event, Outcome, Pair}
 use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Time for which one member is asked for changes.
 const WATCH_WITHIN: Duration = Duration::from_secs(2);
-/// Pause after a watch that failed.
+/// Shortest time between two watches.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
+/// Limit for reading the state of the cluster.
+const LOAD_WITHIN: Duration = Duration::from_secs(8);
+/// Shortest time between two messages about one reason.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// What a machine stores under its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,8 +29,8 @@ pub struct Host {
     pub host: String,
 }
 
-/// A record with its revision, or the reason why it cannot be read.
-pub type Stored = Result<(Record, u64), cluster_proto::Error>;
+/// A record, or the reason why it cannot be read, and its revision.
+pub type Stored = (Result<Record, cluster_proto::Error>, u64);
 
 /// What was loaded besides the answer: the revision from which on changes have to be watched, and the
 /// machines that are drained.
@@ -73,6 +78,8 @@ pub struct Store {
     etcd: Etcd,
     /// Ends in a slash.
     prefix: String,
+    /// When another host was last said to use the name of this machine.
+    said: Mutex<Option<Instant>>,
 }
 
 impl Store {
@@ -84,6 +91,7 @@ impl Store {
         Ok(Store {
             etcd: Etcd::new(endpoints)?,
             prefix: format!("{}/", prefix.trim_end_matches('/')),
+            said: Mutex::default(),
         })
     }
 
@@ -117,7 +125,7 @@ impl Store {
                 "machine" if pair.lease != 0 => state.machines.push((name, pair.lease)),
                 "unit" => {
                     let record = Record::decode(&pair.value);
-                    state.units.push((name, record.map(|r| (r, pair.revision))));
+                    state.units.push((name, (record, pair.revision)));
                 }
                 "drain" => {
                     state.drained.insert(name);
@@ -139,7 +147,8 @@ impl Store {
         Ok(self.etcd.transact(&absent, &put, &key, within)?.succeeded)
     }
 
-    /// Replaces a record that has this revision. Returns whether it did.
+    /// Replaces a record that has this revision, if the machine `gone` does not live. Returns
+    /// whether it did.
     ///
     /// # Errors
     /// It is unknown whether the record was replaced.
@@ -148,12 +157,15 @@ impl Store {
         unit: &str,
         revision: u64,
         record: &Record,
+        gone: Option<&str>,
         within: Duration,
     ) -> Result<bool, Error> {
         let key = self.key("unit", unit);
-        let same = [Compare::Revision(key.clone(), revision)];
+        let mut conditions = vec![Compare::Revision(key.clone(), revision)];
+        conditions.extend(gone.map(|name| Compare::Revision(self.key("machine", name), 0)));
         let put = [Change::Put(key.clone(), record.encode(), 0)];
-        Ok(self.etcd.transact(&same, &put, &key, within)?.succeeded)
+        let outcome = self.etcd.transact(&conditions, &put, &key, within)?;
+        Ok(outcome.succeeded)
     }
 
     /// Removes the record of a unit that has this revision. Returns whether it did.
@@ -210,7 +222,7 @@ impl Store {
                 }
             }
             Ask::Load => {
-                let (state, revision) = self.state(within)?;
+                let (state, revision) = self.state(LOAD_WITHIN)?;
                 let from = Some((revision + 1, state.drained.clone()));
                 return Ok((Answer::Loaded(notices(own, state)), from));
             }
@@ -266,12 +278,16 @@ impl Store {
             return Ok(Answer::Unknown);
         };
         if serde_json::from_slice::<Host>(&found.value).ok().as_ref() != Some(&own.host) {
-            tracing::warn!(
-                name: "EVFS-1001",
-                machine = &*own.name,
-                "another host uses the name of this machine in the cluster, or did until a moment \
-                 ago"
-            );
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.is_none_or(|at| at.elapsed() > SAID_AGAIN) {
+                *said = Some(Instant::now());
+                tracing::warn!(
+                    name: "EVFS-1001",
+                    machine = &*own.name,
+                    "another host uses the name of this machine in the cluster, or did until a \
+                     moment ago"
+                );
+            }
             return Ok(Answer::Denied);
         }
         Ok(if store(found.revision)?.succeeded {
@@ -288,6 +304,7 @@ impl Store {
         let mut goes_on = true;
         while goes_on {
             let mut next = from;
+            let began = Instant::now();
             let mut take = |event: Event| {
                 let at = match &event {
                     Event::Put(pair) => pair.revision,
@@ -309,9 +326,9 @@ impl Store {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "changes of the cluster cannot be watched");
-                    std::thread::sleep(WATCH_AGAIN);
                 }
             }
+            std::thread::sleep(WATCH_AGAIN.saturating_sub(began.elapsed()));
             // So that a watch ends which is not wanted any more, although nothing changes.
             goes_on &= each(Seen::Nothing);
         }
@@ -374,8 +391,8 @@ fn notices(own: &Own, state: State) -> Vec<Notice> {
     let machines = machines.map(|(name, lease)| Notice::Machine { name, lease });
     let units = state.units.into_iter();
     let units = units.filter(|(name, _)| own.units.contains(name));
-    let units = units.filter_map(|(unit, record)| match record {
-        Ok((record, revision)) => Some(Notice::Unit {
+    let units = units.filter_map(|(unit, (record, revision))| match record {
+        Ok(record) => Some(Notice::Unit {
             unit,
             record,
             revision,

@@ -149,9 +149,9 @@ pub trait Lunpath: Send + Sync {
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
 
     /// Ensures through this path that the storage refuses all requests of other clients to the LUN,
-    /// also those that are still on their way, until the path is closed: an earlier owner may not
-    /// know that it is one. Connections of this process can be used as before. Waits at most
-    /// `within`.
+    /// also those that are still on their way, until one of them evicts this one: an earlier owner
+    /// may not know that it is one. Connections of this process can be used as before. Waits at
+    /// most `within`.
     ///
     /// # Errors
     /// [`block::ErrorKind::Unsupported`] if the transport or the target cannot do this; the path is

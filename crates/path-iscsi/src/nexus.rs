@@ -15,7 +15,7 @@
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const NUMBER_BITS: u32 = 14;
@@ -50,6 +50,8 @@ pub(crate) struct LostSessions {
     lost: Mutex<Vec<LostSession>>,
     /// Keys of other paths' sessions that were fenced through this path.
     fenced: Mutex<Vec<u64>>,
+    /// Sessions of other machines were fenced, which may continue at any time.
+    is_held: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
@@ -72,6 +74,16 @@ impl LostSessions {
         lock(&self.lost).push(left);
     }
 
+    /// Lets the registration and the reservation stay for good.
+    pub(crate) fn hold(&self) {
+        self.is_held.store(true, Relaxed);
+    }
+
+    /// Reports whether the registration and the reservation are to stay for good.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Relaxed)
+    }
+
     pub(crate) fn fenced(&self, key: u64) {
         lock(&self.fenced).push(key);
     }
@@ -80,6 +92,9 @@ impl LostSessions {
     /// registration and reservation must stay, or writes of the fenced session could still be
     /// executed.
     pub(crate) fn guards(&self) -> bool {
+        if self.is_held() {
+            return true;
+        }
         let keys = keys();
         let mut fenced = lock(&self.fenced);
         fenced.retain(|key| keys.contains_key(key));

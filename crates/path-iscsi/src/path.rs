@@ -272,8 +272,8 @@ impl Lunpath for IscsiPath {
         Ok(())
     }
 
-    /// Preempts the keys of all other processes. The session stays registered, and the reservation
-    /// held, until [`Lunpath::close`].
+    /// Preempts the keys of all other processes. A registration and the reservation stay also after
+    /// this path is closed: a session of a machine that was suspended may send writes at any time.
     fn evict(&self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         let mut control = self.control();
@@ -287,6 +287,7 @@ impl Lunpath for IscsiPath {
         drop(link);
         let (mut link, own) = self.controller(control.take(), deadline)?;
         reserve::evict(&mut link, own, deadline)?;
+        self.leavings.hold();
         *control = Some(link);
         Ok(())
     }
@@ -301,7 +302,7 @@ impl Lunpath for IscsiPath {
         if let Err(error) = self.clean_up(Instant::now() + within) {
             tracing::info!(%error, "registrations may remain at the target");
         }
-        if again && self.leavings.guards() {
+        if again && self.leavings.guards() && !self.leavings.is_held() {
             tracing::warn!(
                 name: "EVFS-0408",
                 path = self.name,

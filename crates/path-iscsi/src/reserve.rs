@@ -78,9 +78,23 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
 pub(crate) fn evict(link: &mut Link, own: u64, deadline: Instant) -> Result<()> {
     acquire(link, own, deadline)?;
     let foreign = |key: &u64| *key != own && !nexus::is_of_this_process(*key);
+    let mut must_reset = false;
     for key in keys(link, deadline)?.into_iter().filter(foreign) {
-        remove(link, own, key, deadline)?;
+        match link.reserve(ReserveOut::PreemptAndAbort, own, key, deadline) {
+            Ok(_) => {}
+            // tgt has no such action. Without it, commands that are being executed go on.
+            Err(failure) if failure.fault == Some(Fault::IllegalRequest) => {
+                remove(link, own, key, deadline)?;
+                must_reset = true;
+            }
+            // It is gone.
+            Err(failure) if failure.fault == Some(Fault::ReservationConflict) => {}
+            Err(failure) => return Err(failure.into()),
+        }
         tracing::info!(path = link.name, key, "fenced another owner");
+    }
+    if must_reset {
+        link.reset_unit(deadline)?;
     }
     // The reservation may have belonged to one of them.
     acquire(link, own, deadline)?;

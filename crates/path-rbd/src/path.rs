@@ -293,6 +293,9 @@ impl Shared {
         };
         let cluster = &image.pool.cluster;
         let address = blocklist_address(&owner);
+        if session::is_own_address(&cluster.fsid().map_err(failed)?, &address) {
+            return Ok(());
+        }
         cluster.blocklist(&address, FENCE_SECS).map_err(failed)?;
         cluster.wait_for_latest_map().map_err(failed)?;
         tracing::info!(path = self.name, owner, "fenced another owner");

@@ -164,6 +164,13 @@ pub(crate) fn own_client(
     Some(state.clone())
 }
 
+/// Reports whether a client of this process that is open has this address.
+pub(crate) fn is_own_address(fsid: &str, address: &str) -> bool {
+    let own = lock(&OWN);
+    let mut own = own.iter();
+    own.any(|((of, _), state)| of == fsid && state.address == address && !state.closed)
+}
+
 /// Connects to the cluster of an address. `give_up`: limit for requests.
 pub(crate) fn cluster(
     name: &str,

@@ -8,7 +8,7 @@ mod peek;
 
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord, Others};
-use crate::ownership;
+use crate::ownership::{self, OwnRecord, OwnedPath, Ownership};
 use crate::paths::run_dir;
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
@@ -126,6 +126,9 @@ pub struct OpenLun {
     lock: PathBuf,
     places: Places,
     scratch: Option<Scratch>,
+    /// Its enabled paths, and the own record that new connections look for.
+    paths: Vec<Arc<dyn Lunpath>>,
+    own_record: Arc<OnceLock<OwnRecord>>,
     _open: Option<File>,
 }
 
@@ -257,15 +260,22 @@ impl Disk {
             {
                 let interval = settings.volume_heartbeat();
                 let ownership = settings.ownership();
+                let is_fenced = ownership.map_or(Ok(false), Ownership::must_fence)?;
                 let is_exclusive = self.lun().is_some_and(|lun| lun.lun.is_exclusive());
-                let others = if is_exclusive || ownership.is_some() {
+                let others = if is_exclusive || is_fenced {
                     Others::AreRefused
                 } else {
                     Others::CanWrite
                 };
-                Some(InUse::begin(
-                    below, at, &shown, interval, ownership, others,
-                )?)
+                let in_use = InUse::begin(below, at, &shown, interval, ownership, others)?;
+                if let (Some(lun), true) = (self.lun(), ownership.is_some()) {
+                    let _ = lun.own_record.set(in_use.own_record());
+                    if is_fenced {
+                        ownership::evict(&lun.paths, &shown, CONNECT_WITHIN)?;
+                    }
+                }
+                ownership.map_or(Ok(()), Ownership::stored)?;
+                Some(in_use)
             }
             Some(at) => {
                 in_use::check(&*below, at, &shown)?;
@@ -603,7 +613,9 @@ fn open_lun(
         .ok_or_else(|| unknown(&known.name))?;
     // To open a LUN for writing can write to it.
     let access = Access::read_only_if(access.is_read_only() || settings.is_dry_run());
-    let lun = Arc::new(start(known, &registry, settings, access)?);
+    let own_record = Arc::default();
+    let (lun, paths) = start(known, &registry, settings, access, &own_record)?;
+    let lun = Arc::new(lun);
     // The view by a legacy name or an address has all paths or only that one, as configured.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
@@ -617,6 +629,8 @@ fn open_lun(
         scratch,
         lock,
         places: Places::of_lun(place_of_lun(&file, &known.name)),
+        paths,
+        own_record,
         _open: held,
     })
 }
@@ -660,22 +674,27 @@ fn start(
     registry: &Registry,
     settings: &Settings,
     access: Access,
-) -> Result<Lun> {
+    own_record: &Arc<OnceLock<OwnRecord>>,
+) -> Result<(Lun, Vec<Arc<dyn Lunpath>>)> {
     let mut paths = Vec::new();
     let company = match known.paths.iter().filter(|path| path.enabled).count() {
         0 | 1 => Company::Alone,
         _ => Company::Others,
     };
     for path in &known.paths {
+        let mut lunpath = lunpath_of(&path.address, settings, access, company)?;
+        if settings.ownership().is_some() {
+            lunpath = Arc::new(OwnedPath::new(lunpath, own_record));
+        }
         paths.push(PathSpec {
-            path: lunpath_of(&path.address, settings, access, company)?,
+            path: lunpath,
             legacy: path.legacy.clone(),
             enabled: path.enabled,
         });
     }
+    let used = paths.iter().filter(|spec| spec.enabled);
+    let used: Vec<_> = used.map(|spec| Arc::clone(&spec.path)).collect();
     if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {
-        let used = paths.iter().filter(|spec| spec.enabled);
-        let used: Vec<_> = used.map(|spec| Arc::clone(&spec.path)).collect();
         ownership::fence(ownership, &used, &known.name, CONNECT_WITHIN)?;
     }
     let transport = paths.first().map_or("file", |p| p.path.transport().name());
@@ -686,7 +705,7 @@ fn start(
         Access::ReadWrite => proof(&paths),
     };
     let topology = Topology::read(&settings.sysfs_root()).ok();
-    Ok(Lun::open(Config {
+    let lun = Lun::open(Config {
         name: known.name.clone(),
         attributes,
         paths,
@@ -694,7 +713,8 @@ fn start(
         proof,
         connect_within: CONNECT_WITHIN,
         topology: topology.unwrap_or_default(),
-    })?)
+    })?;
+    Ok((lun, used))
 }
 
 pub(crate) fn identity_of(known: &KnownLun) -> Identity {

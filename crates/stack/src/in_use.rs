@@ -23,7 +23,7 @@
 //! A renewal within the settle time ends the takeover. A later one is [`Shared::too_late`] for the
 //! old owner, which does no more I/O; the new owner restores its record.
 
-use crate::ownership::Ownership;
+use crate::ownership::{OwnRecord, Ownership};
 use crate::{Error, Result};
 use block::{
     BlockDevice, Blocking, Buf, BufPool, Completion, DeviceInfo, ErrorKind, Op, Queue, Request,
@@ -405,8 +405,19 @@ impl InUse {
         if let Some(stale) = stale {
             shared.replaced.get_or_init(|| stale.owner);
         }
-        ownership.map_or(Ok(()), Ownership::stored)?;
         Ok(in_use)
+    }
+
+    /// Returns the place of the record, for connections that are made later.
+    pub(crate) fn own_record(&self) -> OwnRecord {
+        let owner = self.shared.lock().owner;
+        OwnRecord {
+            at: self.shared.at,
+            len: BYTES,
+            is_own: Box::new(move |bytes| {
+                Record::decode(bytes).is_some_and(|found| found.owner == owner)
+            }),
+        }
     }
 
     pub(crate) fn record_state(&self) -> InUseRecord {

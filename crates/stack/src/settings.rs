@@ -376,13 +376,16 @@ impl Settings {
         self.text("cluster.prefix")
     }
 
-    /// Returns the file with the certificates of etcd's authority, and those with the certificate
-    /// and the private key of this machine.
-    pub fn cluster_tls(&self) -> (Option<PathBuf>, Option<(PathBuf, PathBuf)>) {
+    /// Returns the files with the certificates of etcd's authority, with the certificate of this
+    /// machine, and with its private key.
+    pub fn cluster_tls(&self) -> (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>) {
         let file = |key| Some(self.text(key)).filter(|path| !path.is_empty());
         let file = |key| file(key).map(PathBuf::from);
-        let own = file("cluster.tls-cert").zip(file("cluster.tls-key"));
-        (file("cluster.tls-ca"), own)
+        (
+            file("cluster.tls-ca"),
+            file("cluster.tls-cert"),
+            file("cluster.tls-key"),
+        )
     }
 
     /// Returns the path of the registry of LUNs.

@@ -1,12 +1,12 @@
 //! `evfs cluster`: the units of a cluster, and the machines that own them.
 
-use super::cluster_units::store;
+use super::cluster_units::{may_be_unit, store};
 use super::confirm::{Yes, confirm};
 use cli::document::Document;
 use cli::progress::Bar;
 use cli::table::{self, Column::Left, Column::Right};
 use cli::{Context, output};
-use cluster::{Drain, Error as EtcdError, State, Store};
+use cluster::{Drain, Error as EtcdError, State, Store, Stored};
 use cluster_proto::{Claim, Name, Record};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -37,7 +37,7 @@ Examples:
   evfs up --cluster --background            on each machine
   evfs cluster status")]
 pub enum Command {
-    /// Make tables of the configuration units of the cluster
+    /// Make tables of the configuration units of the cluster, or change the machines of units
     Init {
         /// Tables that become units [default: all]
         units: Vec<String>,
@@ -66,8 +66,8 @@ pub enum Command {
     },
     /// Let the units of a machine be taken over although no fence is proven
     #[command(after_help = "\
-Use this only if `evfs cluster status` shows a unit as blocked, and you know that the machine is off: \
-a machine that still runs would write to the units at the same time as their new owner, and destroy them.
+Use this only if `evfs cluster status` shows a unit as down with a claim of the machine that is not fenced, and \
+you know that the machine is off: a machine that still runs would write to the units at the same time as their new owner, and destroy them.
 
 Examples:
   evfs cluster unfence web2 --i-know-the-machine-is-dead --yes")]
@@ -92,6 +92,8 @@ Examples:
 pub struct Made {
     /// Units that are new.
     created: Vec<String>,
+    /// Units that existed, and have other machines now.
+    changed: Vec<String>,
     /// Units that existed, and were not changed.
     existing: Vec<String>,
 }
@@ -237,28 +239,47 @@ fn init(
             "{file} has no table for `{absent}`"
         )));
     }
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_plain = |name: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !name.is_empty() && name.chars().all(is_plain)
+    };
+    let unusable = |what: &str, name: &str| {
+        Err(Error::Usage(format!(
+            "`{name}` cannot be {what}: its name may have letters, digits, -, _ and . only"
+        )))
+    };
+    if let Some(name) = machines.iter().find(|name| !is_plain(name)) {
+        return unusable("a machine", name);
+    }
     let machines: Vec<Name> = machines
         .iter()
         .map(|name| Name::from(name.as_str()))
         .collect();
     let mut made = Made {
         created: Vec::new(),
+        changed: Vec::new(),
         existing: Vec::new(),
     };
-    for name in names {
+    for entry in &all {
+        let name = entry.spec.name();
         if !units.is_empty() && !units.iter().any(|unit| unit == name) {
             continue;
         }
-        if !name.chars().all(is_plain) {
-            return Err(Error::Usage(format!(
-                "`{name}` cannot be a unit: its name may have letters, digits, -, _ and . only"
-            )));
+        if !is_plain(name) {
+            return unusable("a unit", name);
         }
+        may_be_unit(entry)?;
         let record = Record::new(machines.clone());
-        let created = store.create(name, &record, WITHIN).map_err(failed)?;
-        let list = if created {
+        let list = if store.create(name, &record, WITHIN).map_err(failed)? {
             &mut made.created
+        } else if !machines.is_empty()
+            && change(store, name, None, |_, record| {
+                let has_others = record.machines != machines;
+                record.machines.clone_from(&machines);
+                Ok(has_others)
+            })?
+        {
+            &mut made.changed
         } else {
             &mut made.existing
         };
@@ -269,6 +290,9 @@ fn init(
             [] => "no new unit".to_owned(),
             names => format!("units created: {}", names.join(", ")),
         };
+        if !made.changed.is_empty() {
+            let _ = write!(text, "; other machines: {}", made.changed.join(", "));
+        }
         if !made.existing.is_empty() {
             let _ = write!(text, "; not changed: {}", made.existing.join(", "));
         }
@@ -311,9 +335,9 @@ fn shown(store: &Store) -> Result<Shown> {
             unfenced: Vec::new(),
             error: None,
         };
-        match stored {
+        match &stored.0 {
             Err(error) => unit.error = Some(error.to_string()),
-            Ok((record, _)) => {
+            Ok(record) => {
                 unit.state = match &record.holder {
                     Some(holder) if lives(&holder.claim) && holder.serving => UnitState::Served,
                     Some(holder) if lives(&holder.claim) => UnitState::Starting,
@@ -425,31 +449,45 @@ fn describe(shown: &Shown) -> String {
     text.trim_end().to_owned()
 }
 
-/// Finds the record of a unit.
-fn record(state: State, unit: &str) -> Result<(Record, u64)> {
+/// Finds a unit.
+fn find(state: State, unit: &str) -> Result<Stored> {
     let mut units = state.units.into_iter();
-    let Some((_, stored)) = units.find(|(name, _)| &**name == unit) else {
-        return Err(Error::NotFound(format!(
+    let found = units.find(|(name, _)| &**name == unit);
+    found.map(|(_, stored)| stored).ok_or_else(|| {
+        Error::NotFound(format!(
             "the cluster has no unit `{unit}`; `evfs cluster status` lists them"
-        )));
-    };
-    stored.map_err(|error| Error::Failed(format!("{unit}: {error}")))
+        ))
+    })
 }
 
-/// Changes the record of a unit. `change` returns false if there is nothing to change.
+/// Changes the record of a unit, if the machine `gone` does not live. `change` returns false if
+/// there is nothing to change.
 fn change(
     store: &Store,
     unit: &str,
+    gone: Option<&str>,
     mut change: impl FnMut(&State, &mut Record) -> Result<bool>,
 ) -> Result<bool> {
     for _ in 0..TRIES {
         let now = state(store)?;
-        let (mut record, revision) = record(state(store)?, unit)?;
+        if let Some(gone) = gone.filter(|gone| lives(&now, gone)) {
+            return Err(Error::Busy(format!("machine {gone} lives again")));
+        }
+        let stored = now.units.iter().find(|(name, _)| &**name == unit);
+        let Some((_, (Ok(record), revision))) = stored else {
+            let (record, _) = find(now, unit)?;
+            let why = record
+                .err()
+                .map(|error| error.to_string())
+                .unwrap_or_default();
+            return Err(Error::Failed(format!("{unit}: {why}")));
+        };
+        let mut record = record.clone();
         if !change(&now, &mut record)? {
             return Ok(false);
         }
         if store
-            .replace(unit, revision, &record, WITHIN)
+            .replace(unit, *revision, &record, gone, WITHIN)
             .map_err(failed)?
         {
             return Ok(true);
@@ -459,6 +497,11 @@ fn change(
     Err(Error::Busy(format!(
         "the record of {unit} changes all the time; see `evfs cluster status`"
     )))
+}
+
+/// Reports whether a machine has a lease.
+fn lives(state: &State, machine: &str) -> bool {
+    state.machines.iter().any(|(name, _)| &**name == machine)
 }
 
 fn wait_until(
@@ -490,8 +533,8 @@ fn wait_until(
 
 fn move_to(context: &Context, store: &Store, unit: &str, machine: &str) -> Result<u8> {
     let target = Name::from(machine);
-    change(store, unit, |state, record| {
-        if !state.machines.iter().any(|(name, _)| *name == target) {
+    change(store, unit, None, |state, record| {
+        if !lives(state, machine) {
             return Err(Error::NotFound(format!(
                 "machine {machine} does not live; start `evfs up --cluster` there first"
             )));
@@ -508,7 +551,8 @@ fn move_to(context: &Context, store: &Store, unit: &str, machine: &str) -> Resul
         }
         let holder = record.holder.as_ref();
         if holder.is_some_and(|holder| holder.claim.machine == target) {
-            return Ok(false);
+            // It stays, whatever was wished for before.
+            return Ok(record.wish.take().is_some());
         }
         record.wish = Some(Name::clone(&target));
         Ok(true)
@@ -516,7 +560,7 @@ fn move_to(context: &Context, store: &Store, unit: &str, machine: &str) -> Resul
     wait_until(context, "moved", store, |state| {
         let mut units = state.units.iter();
         units.any(|(name, stored)| {
-            let Ok((record, _)) = stored else {
+            let Ok(record) = &stored.0 else {
                 return false;
             };
             let holder = record.holder.as_ref();
@@ -536,6 +580,24 @@ fn move_to(context: &Context, store: &Store, unit: &str, machine: &str) -> Resul
 
 fn drain(context: &Context, store: &Store, machine: &str, cancel: bool) -> Result<u8> {
     let name = Name::from(machine);
+    let now = state(store)?;
+    let is_named = |stored: &Stored| {
+        let record = stored.0.as_ref().ok();
+        record.is_some_and(|record| {
+            let holder = record.holder.as_ref();
+            record.machines.contains(&name)
+                || holder.is_some_and(|holder| holder.claim.machine == name)
+        })
+    };
+    let is_known = lives(&now, machine)
+        || now.drained.contains(&name)
+        || *machine == context.settings.cluster_name()
+        || now.units.iter().any(|(_, stored)| is_named(stored));
+    if !is_known {
+        return Err(Error::NotFound(format!(
+            "the cluster has no machine `{machine}`; `evfs cluster status` lists them"
+        )));
+    }
     let drain = Drain {
         machine: Name::clone(&name),
         is_drained: !cancel,
@@ -543,8 +605,8 @@ fn drain(context: &Context, store: &Store, machine: &str, cancel: bool) -> Resul
     store.set_drain(&drain, WITHIN).map_err(failed)?;
     if !cancel {
         wait_until(context, "drained", store, |state| {
-            let owner = |stored: &cluster::Stored| {
-                let record = stored.as_ref().ok().map(|(record, _)| record);
+            let owner = |stored: &Stored| {
+                let record = stored.0.as_ref().ok();
                 let holder = record.and_then(|record| record.holder.as_ref());
                 holder.is_some_and(|holder| {
                     let claim = &holder.claim;
@@ -572,7 +634,7 @@ fn drain(context: &Context, store: &Store, machine: &str, cancel: bool) -> Resul
 fn unfence(context: &Context, store: &Store, machine: &str, yes: Yes) -> Result<u8> {
     let name = Name::from(machine);
     let now = state(store)?;
-    if now.machines.iter().any(|(of, _)| *of == name) {
+    if lives(&now, machine) {
         return Err(Error::Busy(format!(
             "machine {machine} lives: its lease is renewed; stop `evfs up --cluster` there first"
         )));
@@ -587,7 +649,7 @@ fn unfence(context: &Context, store: &Store, machine: &str, yes: Yes) -> Result<
             .collect::<Vec<u64>>()
     };
     let concerned = now.units.iter().filter_map(|(unit, stored)| {
-        let (record, _) = stored.as_ref().ok()?;
+        let record = stored.0.as_ref().ok()?;
         (!claims(record).is_empty()).then(|| unit.to_string())
     });
     let concerned: Vec<String> = concerned.collect();
@@ -603,10 +665,7 @@ fn unfence(context: &Context, store: &Store, machine: &str, yes: Yes) -> Result<
     );
     confirm(yes.yes, &what, machine)?;
     for unit in &concerned {
-        change(store, unit, |state, record| {
-            if state.machines.iter().any(|(of, _)| *of == name) {
-                return Err(Error::Busy(format!("machine {machine} lives again")));
-            }
+        change(store, unit, Some(machine), |_, record| {
             let dead = claims(record);
             record.dead.extend(&dead);
             Ok(!dead.is_empty())
@@ -625,8 +684,10 @@ fn unfence(context: &Context, store: &Store, machine: &str, yes: Yes) -> Result<
 fn remove(context: &Context, store: &Store, unit: &str, yes: Yes) -> Result<u8> {
     let now = state(store)?;
     let alive = now.machines.clone();
-    let (record, revision) = record(now, unit)?;
-    if let Some(holder) = &record.holder
+    let (record, revision) = find(now, unit)?;
+    // One that cannot be read is removed, too.
+    let holder = record.ok().and_then(|record| record.holder);
+    if let Some(holder) = holder
         && alive.contains(&(Name::clone(&holder.claim.machine), holder.claim.lease))
     {
         return Err(Error::Busy(format!(

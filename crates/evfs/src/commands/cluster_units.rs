@@ -9,8 +9,9 @@ use cluster_proto::{Config, Name};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use stack::config::{ConfigFile, ServiceTable};
-use stack::{Ended, Error, Manager, Ownership, Result, Settings, StopSignals, exit};
+use stack::{Ended, Error, Manager, Ownership, Result, ServiceSpec, Settings, StopSignals, exit};
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,16 +20,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// # Errors
 /// The settings name none, or a file of theirs cannot be read.
 pub fn store(settings: &Settings) -> Result<Store> {
-    let (ca, client) = settings.cluster_tls();
+    let wrong = |detail: String| Error::Config {
+        place: "cluster".into(),
+        detail,
+    };
+    let (ca, certificate, key) = settings.cluster_tls();
+    let client = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => {
+            return Err(wrong(
+                "set cluster.tls-cert and cluster.tls-key together".into(),
+            ));
+        }
+    };
     let endpoints = Endpoints {
         urls: settings.cluster_etcd(),
         ca,
         client,
     };
-    Store::new(&endpoints, settings.cluster_prefix()).map_err(|error| Error::Config {
-        place: "cluster".into(),
-        detail: error.to_string(),
-    })
+    let store = Store::new(&endpoints, settings.cluster_prefix());
+    store.map_err(|error| wrong(error.to_string()))
+}
+
+/// Checks whether a table can be a unit.
+///
+/// # Errors
+/// It is read-only: nothing would keep its earlier owners from writing.
+pub fn may_be_unit(entry: &ServiceTable) -> Result<()> {
+    let is_read_only = match &entry.spec {
+        ServiceSpec::Attach(spec) => spec.read_only,
+        ServiceSpec::Mount(spec) => spec.read_only,
+        ServiceSpec::Serve(_) => false,
+    };
+    if is_read_only {
+        let table = entry.table();
+        return Err(Error::Usage(format!(
+            "{table} cannot be a unit of a cluster: it is read-only; any number of machines may \
+             use `evfs up` for it"
+        )));
+    }
+    Ok(())
 }
 
 /// Runs the protocol until a signal asks for the end.
@@ -42,13 +74,22 @@ pub fn serve(
     let store = Arc::new(store(&context.settings)?);
     let name = Name::from(context.settings.cluster_name());
     let mut addresses = BTreeMap::new();
+    let _alone = alone(&context.settings)?;
     for entry in &entries {
+        may_be_unit(entry)?;
         let wrong = |detail: String| Error::Config {
             place: format!("{}: {}", config.path().display(), entry.table()),
             detail,
         };
         if let Some(text) = &entry.address {
             let address: Address = text.parse().map_err(wrong)?;
+            let is_same = |other: &Address| other.ip == address.ip;
+            if addresses.values().any(is_same) {
+                return Err(wrong(format!(
+                    "another table has the address {}, too",
+                    address.ip
+                )));
+            }
             addresses.insert(Name::from(entry.spec.name()), address);
         }
     }
@@ -103,9 +144,9 @@ pub fn serve(
             signals.drain();
             if let Some(signal) = signals.stop_asked() {
                 lock(&manager).stopping();
+                // A second signal ends this process, and the units without an orderly stop.
                 *lock(&seen) = signal;
                 stopper.stop();
-                return;
             }
         }
     };
@@ -121,6 +162,22 @@ pub fn serve(
     match *lock(&signal) {
         0 => Ok(exit::OK),
         signal => end(Ended::Signal(signal)),
+    }
+}
+
+/// Keeps a second process for this machine from running.
+fn alone(settings: &Settings) -> Result<File> {
+    let path = stack::run_dir(&settings.run_dir())?.join("cluster.lock");
+    let failed = |e: std::io::Error| Error::io("cannot lock", &path, e);
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::Busy(
+            "`evfs up --cluster` runs on this machine already; end it first".into(),
+        )),
+        Err(TryLockError::Error(e)) => Err(failed(e)),
     }
 }
 
@@ -167,10 +224,16 @@ impl Claim {
     }
 
     /// Reports that the unit is served.
-    pub fn opened(&self) {
-        if lock(&self.steps).may_open {
-            self.link.report(&Report::Opened);
+    ///
+    /// # Errors
+    /// Nothing was opened for which this claim is needed.
+    pub fn opened(&self) -> Result<()> {
+        if !lock(&self.steps).may_open {
+            let why = "the table opens no device for writing, so it cannot be a unit";
+            return Err(Error::Usage(why.into()));
         }
+        self.link.report(&Report::Opened);
+        Ok(())
     }
 
     /// Reports that the unit is not served, unless the node knows.

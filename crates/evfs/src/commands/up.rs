@@ -96,7 +96,7 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
             let entries = read(&config, &args.only, context.settings.threads())?;
             return cluster_units::serve(context, &config, entries, ready);
         }
-        attach_all(context, &args, ready, &mut || {})
+        attach_all(context, &args, ready, &mut || Ok(()))
     })
 }
 
@@ -105,7 +105,7 @@ fn attach_all(
     context: &Context,
     args: &UpArgs,
     ready: Option<background::Ready>,
-    opened: &mut dyn FnMut(),
+    opened: &mut dyn FnMut() -> Result<()>,
 ) -> Result<u8> {
     let signals = StopSignals::for_service()?;
     let config = ConfigFile::or_settings(args.config.as_deref());
@@ -146,7 +146,7 @@ fn attach_all(
     if !args.claim {
         announce(context.json, &attached, ready);
     }
-    opened();
+    opened()?;
     let reload: Reload = Arc::new(move |hub: &Hub| up.reload(hub));
     end(stack::serve(
         attached,

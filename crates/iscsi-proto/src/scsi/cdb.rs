@@ -154,6 +154,8 @@ pub enum ReserveOut {
     Reserve,
     /// Remove another nexus's registration by its key and take over its reservation.
     Preempt,
+    /// Same as `Preempt`, and abort the commands of that nexus.
+    PreemptAndAbort,
     /// Register a key, ignoring any existing registration.
     RegisterAndIgnore,
 }
@@ -168,6 +170,7 @@ pub fn persistent_reserve_out(action: ReserveOut) -> Cdb {
         ReserveOut::Register => (0, 0),
         ReserveOut::Reserve => (1, WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
         ReserveOut::Preempt => (4, WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+        ReserveOut::PreemptAndAbort => (5, WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
         ReserveOut::RegisterAndIgnore => (6, 0),
     };
     cdb(0x5f, &[(1, &[action, kind]), (5, &24u32.to_be_bytes())])
