@@ -3,6 +3,7 @@
 
 use afs_client::{Options, PortSet, locate};
 use afs_proto::AfsFid;
+use nbd_client::Client;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -222,6 +223,64 @@ mod needs_peer {
         recorder.wait_for(100);
         assert_eq!(cluster.unit(), ("served".into(), epoch, Some(owner)));
         recorder.finish().check().unwrap();
+    }
+
+    #[test]
+    fn an_owner_that_stood_still_with_its_clock_reaches_the_device_no_more() {
+        const WRITES: u64 = 8;
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let mut cluster = Cluster::prepared(Kind::Volume);
+        cluster.without_timers();
+        cluster.start_all();
+        let server: SocketAddr = format!("{ADDRESS}:10809").parse().unwrap();
+        let connect = || {
+            let mut client = None;
+            wait_until("the export is served", || {
+                client = Client::connect_tcp(server, "disk", PATIENCE).ok();
+                client.is_some()
+            });
+            client.unwrap()
+        };
+        for next_stays in [true, false] {
+            let (_, epoch, owner) = cluster.unit();
+            let old = owner.unwrap();
+            let mut clients: Vec<Client> = (0..WRITES).map(|_| connect()).collect();
+            cluster.signal_all(old, libc::SIGSTOP);
+            // They wait in the sockets of the owner, and clients give them up.
+            for (at, client) in clients.iter_mut().enumerate() {
+                client
+                    .write_at(at as u64 * 4096, &[b'o'; 4096])
+                    .unwrap_err();
+            }
+            cluster.wait_for_owner(epoch, |next| next != old);
+            let mut client = connect();
+            for at in 0..WRITES {
+                client.write_at(at * 4096, &[b'n'; 4096]).unwrap();
+            }
+            client.flush().unwrap();
+            drop(client);
+            let stood = cluster.processes(old);
+            assert_eq!(stood.len(), 2, "no timer has ended it");
+            let others: Vec<usize> = (0..MACHINES).filter(|node| *node != old).collect();
+            if !next_stays {
+                others.iter().for_each(|node| drop(cluster.stop(*node)));
+            }
+            // The process of the unit alone: that of the protocol would end it.
+            tests::signal(stood[1], libc::SIGCONT);
+            std::thread::sleep(Duration::from_secs(5));
+            if !next_stays {
+                others.iter().for_each(|node| cluster.start_node(*node));
+                cluster.wait_until_served();
+            }
+            let mut client = connect();
+            for at in 0..WRITES {
+                let mut content = [0; 4096];
+                client.read_at(at * 4096, &mut content).unwrap();
+                assert_eq!(content, [b'n'; 4096], "block {at}, {next_stays}");
+            }
+            cluster.kill(old);
+            cluster.start_node(old);
+        }
     }
 
     #[test]
