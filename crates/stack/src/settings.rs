@@ -379,10 +379,16 @@ impl Settings {
     /// Returns the file with the certificates of etcd's authority, and those with the certificate
     /// and the private key of this machine.
     pub fn cluster_tls(&self) -> (Option<PathBuf>, Option<(PathBuf, PathBuf)>) {
-        let file = |key| Some(self.text(key)).filter(|path| !path.is_empty());
-        let file = |key| file(key).map(PathBuf::from);
-        let own = file("cluster.tls-cert").zip(file("cluster.tls-key"));
-        (file("cluster.tls-ca"), own)
+        let [ca, cert, key] = self.cluster_tls_files();
+        (ca, cert.zip(key))
+    }
+
+    /// Returns the files that cluster.tls-ca, cluster.tls-cert and cluster.tls-key name.
+    pub fn cluster_tls_files(&self) -> [Option<PathBuf>; 3] {
+        ["cluster.tls-ca", "cluster.tls-cert", "cluster.tls-key"].map(|key| {
+            let path = Some(self.text(key)).filter(|path| !path.is_empty());
+            path.map(PathBuf::from)
+        })
     }
 
     /// Returns the path of the registry of LUNs.
