@@ -303,7 +303,10 @@ fn both_units_say_the_same() {
 /// The unit of a cluster differs in what the cluster needs: addresses, leases, and its own start.
 #[test]
 fn the_unit_of_a_cluster_permits_what_addresses_need_and_nothing_else() {
-    let (alone, cluster) = (assignments("evfs.service"), assignments("evfs-cluster.service"));
+    let (alone, cluster) = (
+        assignments("evfs.service"),
+        assignments("evfs-cluster.service"),
+    );
     let only = |these: &[String], those: &[String]| -> Vec<String> {
         let mut lines = these.to_vec();
         lines.retain(|line| !those.contains(line));

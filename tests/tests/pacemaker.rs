@@ -118,7 +118,11 @@ mod needs_peer {
             code(action, &[("OCF_RESKEY_binary", "/none")], ERR_INSTALLED);
         }
         code("start", &[("OCF_RESKEY_config", "/none")], ERR_INSTALLED);
-        code("validate-all", &[("OCF_RESKEY_config", "/none")], ERR_INSTALLED);
+        code(
+            "validate-all",
+            &[("OCF_RESKEY_config", "/none")],
+            ERR_INSTALLED,
+        );
         code("promote", &[], ERR_UNIMPLEMENTED);
         code("start", &[("OCF_RESKEY_name", "b")], ERR_GENERIC);
         let file = s.path("up.toml");
@@ -185,7 +189,11 @@ mod needs_peer {
         let mut file = fs::File::create(&written).unwrap();
         std::io::Write::write_all(&mut file, b"kept").unwrap();
         let refused = agent(&s, "stop", &[]).code(ERR_GENERIC);
-        assert!(refused.stderr.contains("ocf-exit-reason:evfs detach failed"));
+        assert!(
+            refused
+                .stderr
+                .contains("ocf-exit-reason:evfs detach failed")
+        );
         agent(&s, "monitor", &[]).code(SUCCESS);
         drop(file);
         agent(&s, "stop", &[]).code(SUCCESS);

@@ -466,7 +466,8 @@ mod needs_root {
         "systemctl enable evfs.service evfs-cluster.service evfs@data.service 2>/dev/null";
 
     /// The links by which units are enabled, in the order of their names.
-    const ENABLED: &str = "cd /etc/systemd/system/multi-user.target.wants || exit 0; ls -d *evfs* || :";
+    const ENABLED: &str =
+        "cd /etc/systemd/system/multi-user.target.wants || exit 0; ls -d *evfs* || :";
 
     /// The links after [`ENABLE`].
     const ALL_ENABLED: &str = "evfs-cluster.service\nevfs.service\nevfs@data.service\n";
@@ -522,7 +523,11 @@ mod needs_root {
         debian.run("test ! -e /usr/share/evfs/of-the-past").ok();
         assert_eq!(debian.ok("dpkg --verify evfs"), "");
         debian.check_installed("/usr/lib/systemd/system");
-        assert_eq!(debian.ok(ENABLED), ALL_ENABLED, "an upgrade disables nothing");
+        assert_eq!(
+            debian.ok(ENABLED),
+            ALL_ENABLED,
+            "an upgrade disables nothing"
+        );
 
         let own = debian.ok(OWN);
         debian.ok(&guide("deb-remove"));
@@ -575,7 +580,11 @@ mod needs_root {
         debian.ok(ENABLE);
         rpm(&["-U", "--replacepkgs", path]);
         debian.check_installed("/usr/lib/systemd/system");
-        assert_eq!(debian.ok(ENABLED), ALL_ENABLED, "an upgrade disables nothing");
+        assert_eq!(
+            debian.ok(ENABLED),
+            ALL_ENABLED,
+            "an upgrade disables nothing"
+        );
         let own = debian.ok(OWN);
         rpm(&["-e", "evfs"]);
         assert_eq!(debian.ok(OWN), own);

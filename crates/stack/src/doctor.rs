@@ -262,11 +262,7 @@ pub type Others<'a> = &'a dyn Fn(&[ServiceTable]) -> Vec<Finding>;
 /// # Errors
 /// [`crate::Error::NotFound`] for a name that is neither a volume nor a device. A failure of a check
 /// is a finding.
-pub fn examine(
-    request: &Request<'_>,
-    settings: &Settings,
-    others: Others<'_>,
-) -> Result<Report> {
+pub fn examine(request: &Request<'_>, settings: &Settings, others: Others<'_>) -> Result<Report> {
     let mut findings = machine::check(settings);
     findings.extend(clock::check(settings));
     findings.extend(configuration::check_settings(&Settings::examine()));

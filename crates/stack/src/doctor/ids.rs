@@ -1,7 +1,9 @@
 //! Identifiers of all checks. They are part of the interface: scripts select findings by them.
 
 /// Areas in the order of the report: the first parts of all identifiers.
-pub(super) const AREAS: &[&str] = &["machine", "config", "volume", "lun", "space", "service", "cluster"];
+pub(super) const AREAS: &[&str] = &[
+    "machine", "config", "volume", "lun", "space", "service", "cluster",
+];
 
 macro_rules! ids {
     ($($name:ident = $id:literal;)*) => {
