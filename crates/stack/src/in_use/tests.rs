@@ -1,3 +1,5 @@
+//! Tests of the in-use record, on devices in memory.
+
 use super::*;
 use block_testing::{Delay, Mem, Random};
 
