@@ -5,7 +5,8 @@
 #   install.sh --uninstall [--prefix DIR]   removes the installed files
 #
 # DIR/share/evfs/installed lists the installed files. Outside of DIR these are the helpers of mount(8)
-# in /sbin, and the units in /usr/local/lib/systemd/system. Keys, the configuration and volumes are
+# in /sbin, the units in /usr/local/lib/systemd/system, and the resource agent of Pacemaker in
+# /usr/lib/ocf/resource.d. Keys, the configuration and volumes are
 # never changed. An installation over an older one replaces it.
 set -eu
 umask 022
@@ -40,6 +41,7 @@ esac
 
 list=$prefix/share/evfs/installed
 units=/usr/local/lib/systemd/system
+agents=/usr/lib/ocf/resource.d/evfs
 
 reload() {
     if [ -d /run/systemd/system ]; then
@@ -52,7 +54,7 @@ remove() {
     while IFS= read -r file; do
         rm -f "$file"
     done
-    for dir in "$prefix/share/evfs" "$prefix/share/doc/evfs"; do
+    for dir in "$prefix/share/evfs" "$prefix/share/doc/evfs" "$agents"; do
         [ ! -d "$dir" ] || find "$dir" -depth -type d -exec rmdir --ignore-fail-on-non-empty {} +
     done
 }
@@ -61,9 +63,9 @@ if [ "$action" = uninstall ]; then
     [ -f "$list" ] || die "nothing is installed in $prefix: $list does not exist"
     # Services write all data to stable storage.
     if [ -d /run/systemd/system ]; then
-        systemctl stop evfs.service 'evfs@*.service' > /dev/null 2>&1 || :
+        systemctl stop evfs.service evfs-cluster.service 'evfs@*.service' > /dev/null 2>&1 || :
     fi
-    systemctl --no-reload disable evfs.service > /dev/null 2>&1 || :
+    systemctl --no-reload disable evfs.service evfs-cluster.service > /dev/null 2>&1 || :
     temporary=$(mktemp)
     trap 'rm -f "$temporary"' EXIT
     { cat "$list" && echo "$list"; } > "$temporary"
@@ -99,10 +101,12 @@ while IFS= read -r file; do
     *) put 644 "$file" "$prefix/$file" ;;
     esac
 done < "$temporary/share"
-for unit in evfs.service evfs@.service; do
+for unit in evfs-cluster.service evfs.service evfs@.service; do
     sed "s|/usr/bin/evfs|$prefix/bin/evfs|" "lib/systemd/system/$unit" > "$temporary/$unit"
     put 644 "$temporary/$unit" "$units/$unit"
 done
+sed "s|/usr/bin/evfs|$prefix/bin/evfs|g" lib/ocf/resource.d/evfs/evfs > "$temporary/agent"
+put 755 "$temporary/agent" "$agents/evfs"
 for helper in sbin/*; do
     ln -sfn "$prefix/bin/evfs" "/sbin/${helper##*/}"
     echo "/sbin/${helper##*/}" >> "$new"

@@ -234,6 +234,9 @@ fn the_agents_of_systemd_are_asked_only_if_the_settings_say_so() {
     assert!(absent.stderr.contains("no terminal"), "{absent:?}");
 }
 
+/// The units in the sources.
+const UNITS: [&str; 3] = ["evfs.service", "evfs@.service", "evfs-cluster.service"];
+
 /// Returns the path of a unit in the sources.
 fn unit(name: &str) -> PathBuf {
     root().join("dist/systemd").join(name)
@@ -277,7 +280,7 @@ fn the_units_share_the_mounts_of_the_system() {
         "RootImage",
         "TemporaryFileSystem",
     ];
-    for name in ["evfs.service", "evfs@.service"] {
+    for name in UNITS {
         for line in assignments(name) {
             let key = line.split('=').next().unwrap_or_default();
             assert!(!namespaces.contains(&key), "{name}: {line}");
@@ -297,15 +300,49 @@ fn both_units_say_the_same() {
     assert_eq!(common("evfs.service"), common("evfs@.service"));
 }
 
+/// The unit of a cluster differs in what the cluster needs: addresses, leases, and its own start.
+#[test]
+fn the_unit_of_a_cluster_permits_what_addresses_need_and_nothing_else() {
+    let (alone, cluster) = (
+        assignments("evfs.service"),
+        assignments("evfs-cluster.service"),
+    );
+    let only = |these: &[String], those: &[String]| -> Vec<String> {
+        let mut lines = these.to_vec();
+        lines.retain(|line| !those.contains(line));
+        lines
+    };
+    let added = [
+        "Description=EVFS encrypted storage: units of a cluster",
+        "Documentation=man:evfs-cluster(1) man:evfs-up(1) man:evfs.toml(5)",
+        "After=local-fs.target network-online.target etcd.service",
+        "Conflicts=evfs.service",
+        "ExecStart=/usr/bin/evfs up --cluster",
+        "WatchdogSec=1min",
+        "RestartSec=3s",
+        "RestartPreventExitStatus=2",
+        "CapabilityBoundingSet=CAP_NET_RAW",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK AF_PACKET",
+    ];
+    assert_eq!(only(&cluster, &alone), added);
+    let keys = |lines: &[String]| -> Vec<String> {
+        let key = |line: &String| line.split('=').next().unwrap().to_owned();
+        lines.iter().map(key).collect()
+    };
+    // What it does not have, `evfs up --cluster` does not do: it reads its tables once.
+    assert_eq!(only(&keys(&alone), &keys(&cluster)), ["ExecReload"]);
+}
+
 mod needs_peer {
     use super::*;
+    use test_support::etcd::Etcd;
     use test_support::needs_file;
 
     /// Copies the units into the sandbox, for the program under test.
     fn units(s: &Sandbox) -> PathBuf {
         let dir = s.path("units");
         fs::create_dir(&dir).unwrap();
-        for name in ["evfs.service", "evfs@.service"] {
+        for name in UNITS {
             let text = fs::read_to_string(unit(name)).unwrap();
             let own = text.replace("/usr/bin/evfs", program().to_str().unwrap());
             assert_ne!(own, text, "{name} starts another program");
@@ -313,6 +350,50 @@ mod needs_peer {
         }
         symlink("evfs@.service", dir.join("evfs@data.service")).unwrap();
         dir
+    }
+
+    #[test]
+    fn a_machine_reports_when_it_is_part_of_a_cluster_and_that_it_answers() {
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        fs::write(s.path("up.toml"), "[volume.a]\ndevice = \"a.img\"\n").unwrap();
+        let mut etcd = Etcd::start(&std::env::temp_dir(), 1);
+        let command = |args: &[&str]| {
+            let mut command = s.evfs();
+            command
+                .args(args)
+                .env("EVFS_CLUSTER_NAME", "m1")
+                .env("EVFS_CLUSTER_ETCD", etcd.endpoints().join(" "));
+            command
+        };
+        Ran::of(&mut command(&["cluster", "init", "--config", "up.toml"])).ok();
+        let mut up = command(&["up", "up.toml", "--cluster"]);
+        etcd.kill(0);
+        let manager = Manager::at(&s.path("notify"));
+        up.env("NOTIFY_SOCKET", s.path("notify"))
+            .env("WATCHDOG_USEC", "200000")
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let mut up = Killed(up.spawn().unwrap());
+        // It lives, but has no lease.
+        for _ in 0..3 {
+            assert_eq!(manager.receive(), "WATCHDOG=1");
+        }
+        etcd.start_member(0);
+        assert_eq!(
+            manager.next(),
+            "READY=1\nSTATUS=serving the units of a cluster"
+        );
+        wait_until("the unit is served", || names(&s) == ["a"]);
+        for _ in 0..3 {
+            assert_eq!(manager.receive(), "WATCHDOG=1");
+        }
+        up.signal(libc::SIGTERM);
+        let report = manager.next();
+        assert!(report.starts_with("STOPPING=1\n"), "{report}");
+        assert_eq!(up.0.wait().unwrap().code(), Some(143));
+        assert_eq!(names(&s), [""; 0], "the unit outlives the machine");
     }
 
     /// Runs `systemd-analyze verify`; returns the messages about units in `dir`.
@@ -330,7 +411,7 @@ mod needs_peer {
     fn systemd_accepts_the_units() {
         let s = Sandbox::new();
         let dir = units(&s);
-        let names = ["evfs.service", "evfs@data.service"];
+        let names = ["evfs.service", "evfs@data.service", "evfs-cluster.service"];
         assert_eq!(verify(&dir, &names), "");
         let file = dir.join("evfs.service");
         let text = fs::read_to_string(&file).unwrap();

@@ -9,8 +9,14 @@ use tests::{HEADER_COPY, Ran, Sandbox};
 
 /// Runs the program, and returns its exit code and its findings.
 fn doctor(s: &Sandbox, args: &[&str]) -> (i32, Vec<Value>) {
+    doctor_with(s, &[], args)
+}
+
+/// Same as [`doctor`], with variables in the environment.
+fn doctor_with(s: &Sandbox, variables: &[(&str, &str)], args: &[&str]) -> (i32, Vec<Value>) {
     let mut command = s.evfs();
     command.args(["--json", "doctor"]).args(args);
+    command.envs(variables.iter().copied());
     let ran = Ran::of(&mut command);
     let code = ran.status.code().unwrap();
     let report: Value =
@@ -267,9 +273,121 @@ fn the_text_is_grouped_and_ends_with_a_verdict() {
     assert!(help.contains("Examples:") && help.contains("changes"));
 }
 
+#[test]
+fn without_a_cluster_nothing_is_said_about_one_and_its_certificates_are_judged() {
+    let s = Sandbox::new();
+    let (_, findings) = doctor(&s, &[]);
+    assert!(findings.iter().all(|f| f["area"] != "cluster"));
+    for (name, mode) in [("ca", 0o644), ("cert", 0o644), ("key", 0o600)] {
+        fs::write(s.path(name), "not PEM").unwrap();
+        fs::set_permissions(s.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let path = |name: &str| s.path(name).to_str().unwrap().to_owned();
+    let (ca, cert, key) = (path("ca"), path("cert"), path("key"));
+    let all = [
+        ("EVFS_CLUSTER_ETCD", "https://127.0.0.1:1"),
+        ("EVFS_CLUSTER_TLS_CA", &ca),
+        ("EVFS_CLUSTER_TLS_CERT", &cert),
+        ("EVFS_CLUSTER_TLS_KEY", &key),
+    ];
+    let judged = |variables: &[(&str, &str)]| {
+        let (_, findings) = doctor_with(&s, variables, &[]);
+        // The files have no certificates in them, so etcd cannot be asked.
+        assert_eq!(of(&findings, "cluster.member"), ["error"]);
+        assert_eq!(of(&findings, "cluster.name"), ["note"]);
+        let cluster = findings.iter().filter(|f| f["area"] == "cluster");
+        for finding in cluster.filter(|f| f["severity"] == "error") {
+            assert!(finding["remedy"].is_string(), "{finding}");
+        }
+        let found = of(&findings, "cluster.certificate");
+        found.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(judged(&all), ["ok"; 3]);
+    fs::set_permissions(s.path("key"), fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(judged(&all), ["error", "ok", "ok"]);
+    fs::remove_file(s.path("ca")).unwrap();
+    assert_eq!(judged(&all), ["error", "error", "ok"]);
+    fs::remove_file(s.path("key")).unwrap();
+    assert_eq!(judged(&all), ["error", "error", "ok"]);
+    // A certificate without its key.
+    assert_eq!(judged(&all[..3]), ["error", "error", "ok"]);
+}
+
 mod needs_peer {
     use super::*;
+    use test_support::etcd::Etcd;
+    use tests::Killed;
     use tests::targets::{free_port, nbdkit};
+
+    #[test]
+    fn a_machine_of_a_cluster_is_compared_with_etcd_and_its_interfaces() {
+        let s = Sandbox::new();
+        let mut etcd = Etcd::start(&std::env::temp_dir(), 3);
+        let endpoints = etcd.endpoints().join(" ");
+        let set = [
+            ("EVFS_CLUSTER_ETCD", endpoints.as_str()),
+            ("EVFS_CLUSTER_NAME", "m1"),
+        ];
+        s.volume("a.img", "32M", &[]);
+        let tables = "[volume.a]\ndevice = \"a.img\"\naddress = \"127.0.0.99/32@lo\"\n\
+                      [volume.b]\ndevice = \"b.img\"\naddress = \"10.0.0.9/24@none0\"\n\
+                      [volume.c]\ndevice = \"c.img\"\n";
+        fs::write(s.path("up.toml"), tables).unwrap();
+        let evfs = |args: &[&str]| {
+            let mut command = s.evfs();
+            command.args(args).envs(set);
+            command
+        };
+        Ran::of(&mut evfs(&["cluster", "init", "a", "--config", "up.toml"])).ok();
+        let examine = || doctor_with(&s, &set, &["--config", "up.toml"]).1;
+        let is = |findings: &[Value], id: &str, expected: &[&str]| {
+            assert_eq!(of(findings, id), expected, "{id}: {findings:#?}");
+        };
+        let keys = || etcd.ctl(&["get", "--prefix", ""]);
+        let before = keys();
+        let findings = examine();
+        assert_eq!(keys(), before, "a check changed something");
+        is(&findings, "cluster.member", &["ok"; 3]);
+        is(&findings, "cluster.majority", &["ok"]);
+        is(&findings, "cluster.name", &["ok"]);
+        is(&findings, "cluster.interface", &["error", "ok"]);
+        is(&findings, "cluster.unit", &["warning", "note", "ok"]);
+        is(&findings, "cluster.certificate", &[]);
+        let warned = |f: &&Value| f["id"] == "cluster.unit" && f["severity"] == "warning";
+        let absent = findings.iter().find(warned).unwrap();
+        assert_eq!(absent["object"], "[volume.b]");
+        assert_eq!(absent["command"], "evfs cluster init b");
+
+        // The machine itself, and then another host with its name.
+        let mut up = evfs(&["up", "up.toml", "--cluster", "--only", "c"]);
+        let up = Killed(up.spawn().unwrap());
+        let lives = || etcd.ctl(&["get", "--prefix", "/evfs/machine/"]);
+        tests::wait_until("the machine lives", || !lives().is_empty());
+        is(&examine(), "cluster.name", &["ok"]);
+        drop(up);
+        tests::wait_until("its lease has ended", || lives().is_empty());
+        etcd.ctl(&["put", "/evfs/machine/m1", r#"{"host":"other"}"#]);
+        etcd.ctl(&["put", "/evfs/unit/a", "unreadable"]);
+        let findings = examine();
+        is(&findings, "cluster.name", &["error"]);
+        is(&findings, "cluster.unit", &["error", "warning", "note"]);
+
+        etcd.kill(0);
+        etcd.wait_until_healthy();
+        let findings = examine();
+        is(&findings, "cluster.member", &["warning", "ok", "ok"]);
+        is(&findings, "cluster.majority", &["ok"]);
+        etcd.kill(1);
+        let findings = examine();
+        is(&findings, "cluster.member", &["warning", "warning", "ok"]);
+        is(&findings, "cluster.majority", &["error"]);
+        is(&findings, "cluster.name", &["note"]);
+        is(&findings, "cluster.unit", &["note"]);
+        for finding in findings.iter().filter(|f| f["area"] == "cluster") {
+            let is_problem = matches!(finding["severity"].as_str(), Some("warning" | "error"));
+            assert!(!is_problem || finding["remedy"].is_string(), "{finding}");
+        }
+    }
 
     #[test]
     fn failed_and_single_paths_are_found() {

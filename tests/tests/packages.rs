@@ -28,6 +28,8 @@ fn wanted(s: &Sandbox, zsh: &str) -> BTreeSet<String> {
         "sbin/umount.evfs",
         "sbin/umount.fuse.evfs",
         "sbin/umount.fuseblk.evfs",
+        "lib/ocf/resource.d/evfs/evfs",
+        "lib/systemd/system/evfs-cluster.service",
         "lib/systemd/system/evfs.service",
         "lib/systemd/system/evfs@.service",
         "share/bash-completion/completions/evfs",
@@ -442,9 +444,10 @@ mod needs_root {
             // Verification starts the manual pages that the units name, and knows a wrong option.
             let verify = format!(
                 "mkdir /tmp/units; cd /tmp/units\n\
-                 cp {units}/evfs.service {units}/evfs@.service .\n\
+                 cp {units}/evfs-cluster.service {units}/evfs.service {units}/evfs@.service .\n\
                  ln -s evfs@.service evfs@data.service\n\
-                 verify() {{ systemd-analyze verify $PWD/evfs.service $PWD/evfs@data.service 2>&1 || :; }}\n\
+                 verify() {{ systemd-analyze verify $PWD/evfs.service $PWD/evfs@data.service \
+                 $PWD/evfs-cluster.service 2>&1 || :; }}\n\
                  verify | grep evfs || :\n\
                  sed -i s/KillMode=/KillModes=/ evfs.service\n\
                  verify | grep KillModes > /dev/null\n\
@@ -458,11 +461,16 @@ mod needs_root {
         }
     }
 
-    /// Enables the unit, and an instance of the other one.
-    const ENABLE: &str = "systemctl enable evfs.service evfs@data.service 2>/dev/null";
+    /// Enables the units, and an instance of the one that has instances.
+    const ENABLE: &str =
+        "systemctl enable evfs.service evfs-cluster.service evfs@data.service 2>/dev/null";
 
     /// The links by which units are enabled, in the order of their names.
-    const ENABLED: &str = "cd /etc/systemd/system/multi-user.target.wants; ls -d *evfs* || :";
+    const ENABLED: &str =
+        "cd /etc/systemd/system/multi-user.target.wants || exit 0; ls -d *evfs* || :";
+
+    /// The links after [`ENABLE`].
+    const ALL_ENABLED: &str = "evfs-cluster.service\nevfs.service\nevfs@data.service\n";
 
     /// Returns the commands of the guide's only block with this mark.
     fn guide(mark: &str) -> String {
@@ -494,6 +502,7 @@ mod needs_root {
         assert_eq!(of("Version"), "0.0.1-1");
         debian.use_evfs();
         debian.check_installed("/usr/lib/systemd/system");
+        assert_eq!(debian.ok(ENABLED), "", "an installation enables nothing");
 
         // An upgrade while a file system is mounted, and a service is enabled.
         let sums = guide("sums");
@@ -514,8 +523,11 @@ mod needs_root {
         debian.run("test ! -e /usr/share/evfs/of-the-past").ok();
         assert_eq!(debian.ok("dpkg --verify evfs"), "");
         debian.check_installed("/usr/lib/systemd/system");
-        let both = "evfs.service\nevfs@data.service\n";
-        assert_eq!(debian.ok(ENABLED), both, "an upgrade disables nothing");
+        assert_eq!(
+            debian.ok(ENABLED),
+            ALL_ENABLED,
+            "an upgrade disables nothing"
+        );
 
         let own = debian.ok(OWN);
         debian.ok(&guide("deb-remove"));
@@ -527,8 +539,8 @@ mod needs_root {
         debian.ok(
             "test ! -e /usr/bin/evfs; test ! -L /usr/sbin/mount.evfs; test ! -e /usr/share/evfs",
         );
-        // As packages of Debian do: a new installation enables the unit again, until a purge.
-        assert_eq!(debian.ok(ENABLED), "evfs.service\n");
+        // As packages of Debian do: a new installation enables the units again, until a purge.
+        assert_eq!(debian.ok(ENABLED), "evfs-cluster.service\nevfs.service\n");
         debian.ok(&guide("deb-purge"));
         assert_eq!(
             debian.ok(OWN),
@@ -568,8 +580,11 @@ mod needs_root {
         debian.ok(ENABLE);
         rpm(&["-U", "--replacepkgs", path]);
         debian.check_installed("/usr/lib/systemd/system");
-        let both = "evfs.service\nevfs@data.service\n";
-        assert_eq!(debian.ok(ENABLED), both, "an upgrade disables nothing");
+        assert_eq!(
+            debian.ok(ENABLED),
+            ALL_ENABLED,
+            "an upgrade disables nothing"
+        );
         let own = debian.ok(OWN);
         rpm(&["-e", "evfs"]);
         assert_eq!(debian.ok(OWN), own);

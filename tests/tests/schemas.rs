@@ -11,6 +11,9 @@ use tests::{Ran, Sandbox, schemas, web};
 /// Documents that other tests obtain, with the binaries of those tests.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("bench-diff", "lab"),
+    ("cluster-change", "schemas, with etcd"),
+    ("cluster-init", "schemas, with etcd"),
+    ("cluster-status", "schemas, with etcd"),
     ("evfs-lab-result", "lab_paths"),
     ("plan", "lab_targets"),
     ("progress", "progress"),
@@ -290,7 +293,28 @@ mod needs_peer {
     use super::*;
     use std::io::Write;
     use std::process::{Command, Stdio};
+    use test_support::etcd::Etcd;
     use tests::installed;
+
+    #[test]
+    fn commands_of_a_cluster_print_documents_in_their_published_form() {
+        let s = Sandbox::new();
+        let etcd = Etcd::start(&std::env::temp_dir(), 1);
+        fs::write(s.path("up.toml"), "[volume.a]\ndevice = \"a.img\"\n").unwrap();
+        for (form, args) in [
+            ("evfs/cluster-init/1", &["init", "--config", "up.toml"][..]),
+            ("evfs/cluster-change/1", &["drain", "m1"]),
+            ("evfs/cluster-status/1", &["status"]),
+        ] {
+            let mut command = s.evfs();
+            command.args(["--json", "cluster"]).args(args);
+            command.env("EVFS_CLUSTER_ETCD", etcd.endpoints().join(" "));
+            // It is compared with its schema, like each document.
+            let ran = Ran::of(&mut command).ok();
+            let document: Value = serde_json::from_str(&ran.stdout).unwrap();
+            assert_eq!(document["schema"], form);
+        }
+    }
 
     /// Validates the document in a file, or each schema in a directory, by `python3-jsonschema`.
     const VALIDATE: &str = "

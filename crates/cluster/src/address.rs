@@ -88,6 +88,18 @@ impl Address {
         }
     }
 
+    /// Reports whether this machine has the interface.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn has_interface(&self) -> io::Result<bool> {
+        match self.index() {
+            Ok(_) => Ok(true),
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     fn octets(&self) -> Vec<u8> {
         match self.ip {
             IpAddr::V4(ip) => ip.octets().to_vec(),

@@ -32,6 +32,8 @@ use std::time::Duration;
 const RENEWERS: usize = 5;
 /// Threads for all other requests.
 const WORKERS: usize = 8;
+/// Longest time between two calls of [`Options::alive`] by a node that is not stuck.
+const ALIVE: Duration = Duration::from_secs(5);
 /// Time without an answer of etcd after which this is logged.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -47,6 +49,8 @@ pub struct Options {
     pub command: Box<dyn Fn(&str) -> std::process::Command>,
     /// Called once the machine is part of the cluster.
     pub ready: Box<dyn FnMut()>,
+    /// Called at least every 5 seconds. Must not wait.
+    pub alive: Box<dyn Fn()>,
 }
 
 /// What happens to a node.
@@ -190,6 +194,7 @@ impl Node {
             }
         }
         loop {
+            (self.options.alive)();
             while let Some(action) = self.machine.next_action() {
                 self.act(action);
             }
@@ -207,7 +212,7 @@ impl Node {
                 return true;
             }
             let wait = self.machine.wakes().0.saturating_sub(now().0);
-            match self.events.recv_timeout(wait) {
+            match self.events.recv_timeout(wait.min(ALIVE)) {
                 Ok(event) => self.take(event),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.machine.tick(now());

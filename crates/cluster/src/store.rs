@@ -136,6 +136,19 @@ impl Store {
         Ok((state, revision))
     }
 
+    /// Returns the host that has the name of a machine at present, if one does.
+    ///
+    /// # Errors
+    /// No member answers.
+    pub fn host(&self, machine: &str, within: Duration) -> Result<Option<Host>, Error> {
+        let pair = self.etcd.get(&self.key("machine", machine), within)?;
+        let read = |pair: Pair| {
+            let host = serde_json::from_slice(&pair.value);
+            host.map_err(|e| Error::Answer(format!("machine {machine}: {e}")))
+        };
+        pair.map(read).transpose()
+    }
+
     /// Creates the record of a unit, if there is none. Returns whether it did.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod confirm;
 mod detach;
 mod device;
 mod doctor;
+mod doctor_cluster;
 mod dry_run;
 mod explain;
 mod files;

@@ -11,7 +11,7 @@ mod backups;
 mod clock;
 mod configuration;
 mod header;
-mod ids;
+pub mod ids;
 mod machine;
 mod permissions;
 mod processes;
@@ -80,7 +80,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(id: &'static str, severity: Severity, what: impl Into<String>) -> Finding {
+    /// Creates a finding of the check `id`, one of [`IDS`].
+    pub fn new(id: &'static str, severity: Severity, what: impl Into<String>) -> Finding {
         Finding {
             id,
             area: id.split('.').next().unwrap_or(id),
@@ -94,24 +95,28 @@ impl Finding {
         }
     }
 
-    fn ok(id: &'static str, what: impl Into<String>) -> Finding {
+    /// The check passed.
+    pub fn ok(id: &'static str, what: impl Into<String>) -> Finding {
         Finding::new(id, Severity::Ok, what)
     }
 
-    fn note(id: &'static str, what: impl Into<String>) -> Finding {
+    /// Worth knowing.
+    pub fn note(id: &'static str, what: impl Into<String>) -> Finding {
         Finding::new(id, Severity::Note, what)
     }
 
-    fn warning(id: &'static str, what: impl Into<String>) -> Finding {
+    /// Something may fail.
+    pub fn warning(id: &'static str, what: impl Into<String>) -> Finding {
         Finding::new(id, Severity::Warning, what)
     }
 
-    fn error(id: &'static str, what: impl Into<String>) -> Finding {
+    /// Something has failed, or does so at the next occasion.
+    pub fn error(id: &'static str, what: impl Into<String>) -> Finding {
         Finding::new(id, Severity::Error, what)
     }
 
     /// A check that could not be done, and the reason.
-    fn unchecked(id: &'static str, what: &str, why: impl Into<String>) -> Finding {
+    pub fn unchecked(id: &'static str, what: &str, why: impl Into<String>) -> Finding {
         Finding {
             checked: false,
             why: Some(why.into()),
@@ -119,28 +124,32 @@ impl Finding {
         }
     }
 
-    fn on(self, object: impl Into<String>) -> Finding {
+    /// Adds the object of the check.
+    pub fn on(self, object: impl Into<String>) -> Finding {
         Finding {
             object: Some(object.into()),
             ..self
         }
     }
 
-    fn why(self, why: impl Into<String>) -> Finding {
+    /// Adds the cause or consequence.
+    pub fn why(self, why: impl Into<String>) -> Finding {
         Finding {
             why: Some(why.into()),
             ..self
         }
     }
 
-    fn remedy(self, remedy: impl Into<String>) -> Finding {
+    /// Adds advice.
+    pub fn remedy(self, remedy: impl Into<String>) -> Finding {
         Finding {
             remedy: Some(remedy.into()),
             ..self
         }
     }
 
-    fn command(self, command: impl Into<String>) -> Finding {
+    /// Adds the command that carries out the advice.
+    pub fn command(self, command: impl Into<String>) -> Finding {
         Finding {
             command: Some(command.into()),
             ..self
@@ -245,12 +254,15 @@ pub struct Request<'a> {
 /// A running service, by its name, and its status.
 type Running = (String, Result<Value>);
 
-/// Runs all checks.
+/// Checks of parts that this crate does not know. They get the tables of all configuration files.
+pub type Others<'a> = &'a dyn Fn(&[ServiceTable]) -> Vec<Finding>;
+
+/// Runs all checks, and `others`.
 ///
 /// # Errors
 /// [`crate::Error::NotFound`] for a name that is neither a volume nor a device. A failure of a check
 /// is a finding.
-pub fn examine(request: &Request<'_>, settings: &Settings) -> Result<Report> {
+pub fn examine(request: &Request<'_>, settings: &Settings, others: Others<'_>) -> Result<Report> {
     let mut findings = machine::check(settings);
     findings.extend(clock::check(settings));
     findings.extend(configuration::check_settings(&Settings::examine()));
@@ -297,7 +309,15 @@ pub fn examine(request: &Request<'_>, settings: &Settings) -> Result<Report> {
     findings.extend(routes::check(request.names, &subjects, &running, settings));
     findings.extend(space::check_state(settings));
     findings.extend(processes::check(&running, &subjects, request.names));
+    findings.extend(others(&tables));
     Ok(Report::of(findings))
+}
+
+/// Judges a file that only its owner may read, for the check `id`. `what`: the secret in it.
+pub fn check_secret(id: &'static str, path: &Path, what: &str) -> Finding {
+    let found = permissions::secret(path, what);
+    let Finding { area, .. } = Finding::ok(id, "");
+    Finding { id, area, ..found }
 }
 
 /// Lists the given configuration files, those of running services, and the file of the settings if

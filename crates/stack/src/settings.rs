@@ -376,16 +376,12 @@ impl Settings {
         self.text("cluster.prefix")
     }
 
-    /// Returns the files with the certificates of etcd's authority, with the certificate of this
-    /// machine, and with its private key.
-    pub fn cluster_tls(&self) -> (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>) {
-        let file = |key| Some(self.text(key)).filter(|path| !path.is_empty());
-        let file = |key| file(key).map(PathBuf::from);
-        (
-            file("cluster.tls-ca"),
-            file("cluster.tls-cert"),
-            file("cluster.tls-key"),
-        )
+    /// Returns the files that cluster.tls-ca, cluster.tls-cert and cluster.tls-key name.
+    pub fn cluster_tls_files(&self) -> [Option<PathBuf>; 3] {
+        ["cluster.tls-ca", "cluster.tls-cert", "cluster.tls-key"].map(|key| {
+            let path = Some(self.text(key)).filter(|path| !path.is_empty());
+            path.map(PathBuf::from)
+        })
     }
 
     /// Returns the path of the registry of LUNs.

@@ -15,7 +15,12 @@ const HELPERS: [&str; 6] = [
 ];
 
 /// Files that are copied, and their places in the package.
-const COPIED: [(&str, &str); 8] = [
+const COPIED: [(&str, &str); 10] = [
+    ("dist/ocf/evfs", "usr/lib/ocf/resource.d/evfs/evfs"),
+    (
+        "dist/systemd/evfs-cluster.service",
+        "usr/lib/systemd/system/evfs-cluster.service",
+    ),
     (
         "dist/systemd/evfs.service",
         "usr/lib/systemd/system/evfs.service",

@@ -121,6 +121,7 @@ pub struct Shown {
 /// Whether a member of etcd answers.
 #[derive(Serialize, JsonSchema)]
 struct Member {
+    /// Its address, as in the setting cluster.etcd.
     url: String,
     /// Its version, if it answers.
     version: Option<String>,
@@ -131,6 +132,7 @@ struct Member {
 /// A machine that lives, or that an administrator has drained.
 #[derive(Serialize, JsonSchema)]
 struct ShownMachine {
+    /// Name of the machine.
     name: String,
     /// Its lease, if it lives.
     lease: Option<u64>,
@@ -157,7 +159,9 @@ enum UnitState {
 /// The record of one of the units, and what follows from it.
 #[derive(Serialize, JsonSchema)]
 struct ShownUnit {
+    /// Name of the unit.
     name: String,
+    /// Whether it is served.
     state: UnitState,
     /// The last owner.
     owner: Option<String>,
@@ -176,8 +180,11 @@ struct ShownUnit {
 /// A claim of an earlier owner.
 #[derive(Serialize, JsonSchema)]
 struct ShownClaim {
+    /// Machine that made it.
     machine: String,
+    /// Number of the claim.
     epoch: u64,
+    /// Lease of the machine at that time.
     lease: u64,
     /// An administrator has stated that the machine is dead.
     dead: bool,

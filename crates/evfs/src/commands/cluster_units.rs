@@ -13,7 +13,12 @@ use stack::{Ended, Error, Manager, Ownership, Result, ServiceSpec, Settings, Sto
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Pause between two looks at a node that may be stuck.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Creates the client of the cluster that the settings name.
 ///
@@ -24,7 +29,7 @@ pub fn store(settings: &Settings) -> Result<Store> {
         place: "cluster".into(),
         detail,
     };
-    let (ca, certificate, key) = settings.cluster_tls();
+    let [ca, certificate, key] = settings.cluster_tls_files();
     let client = match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
@@ -96,7 +101,7 @@ pub fn serve(
     let units = entries.iter().map(|entry| Name::from(entry.spec.name()));
     let own = Own {
         name: Name::clone(&name),
-        host: Host { host: host() },
+        host: host(),
         units: units.collect(),
     };
     let program = std::env::current_exe().map_err(|e| Error::Failed(e.to_string()))?;
@@ -123,12 +128,15 @@ pub fn serve(
             None => output::say(json, &text),
         }
     };
+    let is_alive = Arc::new(AtomicBool::new(false));
+    let beats = Arc::clone(&is_alive);
     let options = Options {
         config: Config::new(Name::clone(&own.name)),
         own,
         addresses,
         command: Box::new(command),
         ready: Box::new(announce),
+        alive: Box::new(move || beats.store(true, Relaxed)),
     };
     let failed = |e: std::io::Error| Error::Failed(format!("cannot start a thread: {e}"));
     let (node, stopper) = Node::new(store, options).map_err(failed)?;
@@ -137,7 +145,12 @@ pub fn serve(
     let seen = Arc::clone(&signal);
     let wait = move || {
         loop {
-            let limit = lock(&manager).keep_alive();
+            // A keep-alive says that the node is not stuck, not that this thread runs.
+            let limit = if is_alive.swap(false, Relaxed) {
+                lock(&manager).keep_alive()
+            } else {
+                Some(LOOK)
+            };
             let limit = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
             let mut fds = [PollFd::new(&signals, PollFlags::IN)];
             let _ = poll(&mut fds, limit.as_ref());
@@ -182,10 +195,11 @@ fn alone(settings: &Settings) -> Result<File> {
 }
 
 /// Identifies this host until its next start, with its network namespace.
-fn host() -> String {
+pub fn host() -> Host {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
-    format!("{}.{namespace}", boot.trim())
+    let host = format!("{}.{namespace}", boot.trim());
+    Host { host }
 }
 
 /// The claim of this process on the unit that it serves.

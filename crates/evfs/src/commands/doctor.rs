@@ -1,5 +1,6 @@
 //! `evfs doctor`: checks of the machine, of the configuration and of volumes.
 
+use super::doctor_cluster;
 use cli::Context;
 use cli::document::Document;
 use cli::output::{self, printable};
@@ -55,7 +56,9 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
         names: &args.names,
         configs: &args.config,
     };
-    let report = examine(&request, &context.settings)?;
+    let report = examine(&request, &context.settings, &|tables| {
+        doctor_cluster::check(&context.settings, tables)
+    })?;
     let is_shown = |finding: &&Finding| !args.problems || finding.severity >= Severity::Warning;
     let shown: Vec<&Finding> = report.findings.iter().filter(is_shown).collect();
     let content = Diagnosis {
@@ -111,6 +114,7 @@ fn heading(area: &str) -> &str {
         "lun" => "Paths",
         "space" => "Free space",
         "service" => "Services",
+        "cluster" => "Cluster",
         other => other,
     }
 }

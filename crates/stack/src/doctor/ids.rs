@@ -1,11 +1,13 @@
 //! Identifiers of all checks. They are part of the interface: scripts select findings by them.
 
 /// Areas in the order of the report: the first parts of all identifiers.
-pub(super) const AREAS: &[&str] = &["machine", "config", "volume", "lun", "space", "service"];
+pub(super) const AREAS: &[&str] = &[
+    "machine", "config", "volume", "lun", "space", "service", "cluster",
+];
 
 macro_rules! ids {
     ($($name:ident = $id:literal;)*) => {
-        $(pub(super) const $name: &str = $id;)*
+        $(#[doc = concat!("`", $id, "`")] pub const $name: &str = $id;)*
         /// Identifiers of all checks.
         pub const ALL: &[&str] = &[$($id),*];
     };
@@ -56,6 +58,12 @@ ids! {
     LEFTOVER = "service.leftover";
     WARNING = "service.warning";
     VERSION = "service.version";
+    CLUSTER_CERTIFICATE = "cluster.certificate";
+    CLUSTER_MEMBER = "cluster.member";
+    CLUSTER_MAJORITY = "cluster.majority";
+    CLUSTER_NAME = "cluster.name";
+    CLUSTER_INTERFACE = "cluster.interface";
+    CLUSTER_UNIT = "cluster.unit";
 }
 
 #[cfg(test)]

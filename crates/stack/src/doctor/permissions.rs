@@ -169,7 +169,7 @@ fn files_in(dir: &Path, what: &str, is_one: impl Fn(&str) -> bool) -> Vec<Findin
 }
 
 /// Judges a file that only its owner may read.
-fn secret(path: &Path, what: &str) -> Finding {
+pub(super) fn secret(path: &Path, what: &str) -> Finding {
     let name = path.display().to_string();
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
