@@ -140,10 +140,12 @@ fn units(state: &State, tables: &[ServiceTable]) -> Vec<Finding> {
         let name = table.spec.name();
         let stored = state.units.iter().find(|(unit, _)| &**unit == name);
         let found = match stored {
-            Some((_, Ok(_))) => Finding::ok(id, "it is a unit of the cluster"),
-            Some((_, Err(error))) => Finding::error(id, "its record in the cluster is unreadable")
-                .why(error.to_string())
-                .remedy("install the version of EVFS here that the other machines have"),
+            Some((_, (Ok(_), _))) => Finding::ok(id, "it is a unit of the cluster"),
+            Some((_, (Err(error), _))) => {
+                Finding::error(id, "its record in the cluster is unreadable")
+                    .why(error.to_string())
+                    .remedy("install the version of EVFS here that the other machines have")
+            }
             None => {
                 let what = "the cluster has no record of it, so `evfs up --cluster` ignores it";
                 // Only units of a cluster have one.
