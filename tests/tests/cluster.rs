@@ -263,7 +263,9 @@ mod needs_peer {
             assert_eq!(stood.len(), 2, "no timer has ended it");
             let others: Vec<usize> = (0..MACHINES).filter(|node| *node != old).collect();
             if !next_stays {
-                others.iter().for_each(|node| drop(cluster.stop(*node)));
+                for node in &others {
+                    assert_eq!(cluster.stop(*node), Some(143));
+                }
             }
             // The process of the unit alone: that of the protocol would end it.
             tests::signal(stood[1], libc::SIGCONT);
