@@ -303,7 +303,7 @@ mod needs_peer {
         fs::write(s.path("up.toml"), "[volume.a]\ndevice = \"a.img\"\n").unwrap();
         for (form, args) in [
             ("evfs/cluster-init/1", &["init", "--config", "up.toml"][..]),
-            ("evfs/cluster-change/1", &["drain", "m1"]),
+            ("evfs/cluster-change/1", &["drain"]),
             ("evfs/cluster-status/1", &["status"]),
         ] {
             let mut command = s.evfs();
