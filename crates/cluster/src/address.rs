@@ -143,8 +143,7 @@ impl Address {
         body.extend(self.index()?.to_ne_bytes());
         attribute(&mut body, IFA_LOCAL, &self.octets());
         attribute(&mut body, IFA_ADDRESS, &self.octets());
-        let flags_of_address = IFA_F_NODAD;
-        attribute(&mut body, IFA_FLAGS, &flags_of_address.to_ne_bytes());
+        attribute(&mut body, IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes());
         if let Some(secs) = secs {
             // struct ifa_cacheinfo: preferred and valid lifetime, and two times that are ignored.
             let lifetimes: Vec<u8> = [secs, secs, 0, 0]

@@ -64,7 +64,7 @@ enum Event {
     Stop,
 }
 
-/// Stops a node in order. The second call ends it at once.
+/// Stops a node in order.
 #[derive(Clone)]
 pub struct Stopper(Sender<Event>);
 
@@ -114,7 +114,7 @@ pub struct Node {
     /// Number of the watch whose changes count.
     watch: u64,
     drained: BTreeSet<Name>,
-    stops: u32,
+    is_stopping: bool,
     is_ready: bool,
     until: At,
     lease: Option<u64>,
@@ -173,7 +173,7 @@ impl Node {
             load: None,
             watch: 0,
             drained: BTreeSet::new(),
-            stops: 0,
+            is_stopping: false,
             is_ready: false,
             until: At::default(),
             lease: None,
@@ -184,8 +184,8 @@ impl Node {
         Ok((node, stopper))
     }
 
-    /// Runs until it is stopped. Returns whether all units were closed in order.
-    pub fn run(mut self) -> bool {
+    /// Runs until it is stopped, and its last unit is closed.
+    pub fn run(mut self) {
         raise_limit();
         for address in self.options.addresses.values() {
             // Of an earlier process.
@@ -198,18 +198,14 @@ impl Node {
             while let Some(action) = self.machine.next_action() {
                 self.act(action);
             }
-            if self.stops > 1 {
-                self.processes.values().for_each(|p| p.signal(Signal::KILL));
-                return self.processes.is_empty();
-            }
-            if self.stops > 0 && self.is_idle() {
+            if self.is_stopping && self.is_idle() {
                 if let Some(lease) = self.lease {
                     let _ = self
                         .store
                         .etcd()
                         .revoke(lease, self.options.config.patience);
                 }
-                return true;
+                return;
             }
             let wait = self.machine.wakes().0.saturating_sub(now().0);
             match self.events.recv_timeout(wait.min(ALIVE)) {
@@ -288,14 +284,14 @@ impl Node {
             Event::Report(unit, epoch, report) => self.reported(&unit, epoch, report),
             Event::Exited(unit, epoch, status) => self.exited(&unit, epoch, &status),
             Event::Stop => {
-                self.stops += 1;
+                self.is_stopping = true;
                 self.note_drain();
             }
         }
     }
 
     fn note_drain(&mut self) {
-        let drain = self.stops > 0 || self.drained.contains(&self.options.own.name);
+        let drain = self.is_stopping || self.drained.contains(&self.options.own.name);
         self.machine.drain(now(), drain);
     }
 
@@ -428,7 +424,6 @@ impl Node {
         let pidfd = pidfd_open(pidfd, PidfdFlags::empty());
         let started = pidfd.map_err(io::Error::from).and_then(|pidfd| {
             let reader = stream.try_clone()?;
-            stream.set_nonblocking(false)?;
             Ok((pidfd, reader))
         });
         let (pidfd, reader) = match started {

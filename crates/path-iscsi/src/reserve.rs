@@ -74,7 +74,7 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
 }
 
 /// Removes the keys of all other processes, so that none of their pending commands are executed, and
-/// later ones are refused. `own` is this session's key.
+/// later ones are refused. `own` is the key of `link`.
 pub(crate) fn evict(link: &mut Link, own: u64, deadline: Instant) -> Result<()> {
     acquire(link, own, deadline)?;
     let foreign = |key: &u64| *key != own && !nexus::is_of_this_process(*key);
@@ -82,7 +82,7 @@ pub(crate) fn evict(link: &mut Link, own: u64, deadline: Instant) -> Result<()> 
     for key in keys(link, deadline)?.into_iter().filter(foreign) {
         match link.reserve(ReserveOut::PreemptAndAbort, own, key, deadline) {
             Ok(_) => {}
-            // tgt has no such action. Without it, commands that are being executed go on.
+            // The target has no such action. Without it, commands that are being executed go on.
             Err(failure) if failure.fault == Some(Fault::IllegalRequest) => {
                 remove(link, own, key, deadline)?;
                 must_reset = true;

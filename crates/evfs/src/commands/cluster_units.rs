@@ -144,6 +144,7 @@ pub fn serve(
     let signal = Arc::new(Mutex::new(0));
     let seen = Arc::clone(&signal);
     let wait = move || {
+        let mut is_stopping = false;
         loop {
             // A keep-alive says that the node is not stuck, not that this thread runs.
             let limit = if is_alive.swap(false, Relaxed) {
@@ -155,9 +156,10 @@ pub fn serve(
             let mut fds = [PollFd::new(&signals, PollFlags::IN)];
             let _ = poll(&mut fds, limit.as_ref());
             signals.drain();
-            if let Some(signal) = signals.stop_asked() {
+            // A second INT ends this process by itself, and its units then stop in order.
+            if !is_stopping && let Some(signal) = signals.stop_asked() {
+                is_stopping = true;
                 lock(&manager).stopping();
-                // A second signal ends this process, and the units without an orderly stop.
                 *lock(&seen) = signal;
                 stopper.stop();
             }
@@ -167,11 +169,7 @@ pub fn serve(
         .name("cluster-signals".into())
         .spawn(wait)
         .map_err(failed)?;
-    if !node.run() {
-        return Err(Error::Failed(
-            "not all units could be closed in order".into(),
-        ));
-    }
+    node.run();
     match *lock(&signal) {
         0 => Ok(exit::OK),
         signal => end(Ended::Signal(signal)),
