@@ -271,6 +271,13 @@ impl Cluster {
         std::iter::once(pid).chain(children).filter(runs).collect()
     }
 
+    /// Reports whether a machine has the address of the unit.
+    pub fn has_address(&self, node: usize) -> bool {
+        let mut ip = self.nodes[node].machine.command("ip");
+        let shown = Ran::of(ip.args(["-4", "address", "show", "clients"])).ok();
+        shown.stdout.contains(&format!("{ADDRESS}/"))
+    }
+
     /// Sends a signal to all processes of a machine.
     pub fn signal_all(&self, node: usize, number: i32) {
         for pid in self.processes(node) {

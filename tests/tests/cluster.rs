@@ -97,6 +97,7 @@ mod needs_peer {
             std::thread::sleep(outage());
             // The kernel has ended the unit, and removed its address, while nothing else ran there.
             assert_eq!(cluster.processes(old).len(), 1);
+            assert!(!cluster.has_address(old));
             if is_stop {
                 cluster.signal_all(old, libc::SIGCONT);
             } else {
@@ -328,7 +329,15 @@ mod needs_peer {
                 .ok();
             recorder.wait_for(100);
             let owner = cluster.wait_until_served();
+            // A stop takes as long as it takes: it is asked for once.
+            let unit = cluster.processes(owner)[1];
+            tests::signal(unit, libc::SIGSTOP);
+            let slow = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(800));
+                tests::signal(unit, libc::SIGCONT);
+            });
             assert_eq!(cluster.stop(owner), Some(143));
+            slow.join().unwrap();
             assert_ne!(cluster.wait_until_served(), owner);
             cluster.start_node(owner);
         }

@@ -1,4 +1,4 @@
-//! What clients of a disk saw, and whether one disk with one owner at a time can explain it.
+//! Histories of the clients of a disk, and the search for one disk with one owner that explains them.
 //!
 //! Threads write and read the same blocks and flush, and each operation is recorded with the times
 //! at which it was invoked and completed. [`History::check`] searches an explanation of each block:
@@ -82,21 +82,21 @@ impl fmt::Display for Value {
     }
 }
 
-/// What a thread did.
+/// An operation of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Write a whole block.
     Write {
         /// Number of the block.
         block: u32,
-        /// What was written.
+        /// Written content.
         value: Value,
     },
     /// Read a whole block.
     Read {
         /// Number of the block.
         block: u32,
-        /// What was read: one value if all pieces have the same, otherwise that of each piece.
+        /// Content that was read: one value if all pieces have the same, otherwise that of each piece.
         values: Vec<Value>,
     },
     /// Make acknowledged writes durable.
@@ -108,7 +108,7 @@ pub enum Action {
 pub struct Operation {
     /// Number of the thread.
     pub thread: u16,
-    /// What it did.
+    /// The operation.
     pub action: Action,
     /// Time before the first byte was sent.
     pub invoked: Time,
@@ -142,7 +142,7 @@ pub struct History {
 pub struct Violation {
     /// Number of the block.
     pub block: u32,
-    /// What was read.
+    /// The value that was read.
     pub read: Value,
     /// The last operations of the block, flushes and crashes up to the read, with times in
     /// milliseconds.
@@ -382,7 +382,7 @@ fn steps(operations: &[&Operation], values: &[Value]) -> Vec<Step> {
 struct State {
     /// Steps under way that have happened, as bits.
     happened: u64,
-    /// What a read returns, unless it is a value that no read returns from here on.
+    /// The value that a read returns, unless it is a value that no read returns from here on.
     value: Option<Value>,
     /// Earlier values that a crash can go back to, in order. Each has a time: a flush that is invoked
     /// then or later makes a later value durable.
