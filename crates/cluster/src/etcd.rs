@@ -439,7 +439,8 @@ fn tls(endpoints: &Endpoints) -> Result<TlsConfig, Error> {
         }
         Ok(all)
     };
-    let mut config = TlsConfig::builder();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
     if let Some(path) = &endpoints.ca {
         config = config.root_certs(RootCerts::Specific(Arc::new(certificates(path)?)));
     }
