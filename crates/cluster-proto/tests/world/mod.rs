@@ -11,7 +11,7 @@ use block_testing::Random;
 use cluster_proto::{Action, Answer, Ask, AskId, At, Config, Done, Machine, Name, Notice, Phase};
 use disk::{Disk, Operation, Reply};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 use store::{Load, Store};
 
@@ -113,7 +113,8 @@ struct Queued {
     number: u64,
     host: usize,
     process: u64,
-    event: Event,
+    /// On the heap, because the queue moves its elements.
+    event: Box<Event>,
 }
 
 impl PartialEq for Queued {
@@ -167,6 +168,8 @@ pub struct World {
     store: Store,
     disks: Vec<Disk>,
     numbers: BTreeMap<Name, usize>,
+    /// Hosts that serve each unit.
+    servers: Vec<BTreeSet<usize>>,
     /// Since when each unit is not served.
     down: BTreeMap<Name, u64>,
     /// How long units were not served, in nanoseconds.
@@ -175,7 +178,8 @@ pub struct World {
     pub opened: u64,
     pub writes: u64,
     pub refused: u64,
-    last: Vec<String>,
+    /// What happened, if `EVFS_EVENTS` is set.
+    last: Option<Vec<String>>,
     /// Whether no message is late or lost any more.
     is_calm: bool,
 }
@@ -208,6 +212,7 @@ impl World {
             now: SECOND,
             hosts: Vec::new(),
             disks: (0..rules.units).map(|_| Disk::default()).collect(),
+            servers: vec![BTreeSet::new(); rules.units],
             down: numbers.keys().map(|unit| (unit.clone(), 0)).collect(),
             numbers,
             store,
@@ -217,7 +222,7 @@ impl World {
             opened: 0,
             writes: 0,
             refused: 0,
-            last: Vec::new(),
+            last: std::env::var_os("EVFS_EVENTS").map(|_| Vec::new()),
             is_calm: false,
             random,
             rules,
@@ -254,20 +259,20 @@ impl World {
             number: self.count,
             host,
             process,
-            event,
+            event: Box::new(event),
         }));
     }
 
     fn note(&mut self, what: impl FnOnce() -> String) {
-        if self.last.len() < 100_000 && std::env::var_os("EVFS_EVENTS").is_some() {
+        if let Some(last) = self.last.as_mut().filter(|last| last.len() < 100_000) {
             let line = format!("{:.3} {}", self.now as f64 / SECOND as f64, what());
-            self.last.push(line);
+            last.push(line);
         }
     }
 
     #[track_caller]
     fn violated(&self, why: &str) -> ! {
-        for line in &self.last {
+        for line in self.last.iter().flatten() {
             println!("{line}");
         }
         panic!(
@@ -316,11 +321,11 @@ impl World {
             self.now = next.at;
             let is_own = self.hosts[next.host].process == next.process;
             let survives = matches!(
-                next.event,
+                *next.event,
                 Event::ToStore(..) | Event::ToDisk(..) | Event::Reach(_) | Event::Continue
             );
             if is_own || survives {
-                self.happen(next.host, next.process, next.event);
+                self.happen(next.host, next.process, *next.event);
             }
         }
         self.now = end;
@@ -458,6 +463,7 @@ impl World {
 
     fn ends_service(&mut self, host: usize, unit: &Name) {
         if self.hosts[host].serving.remove(unit).is_some() {
+            self.servers[self.numbers[unit]].remove(&host);
             self.down.entry(unit.clone()).or_insert(self.now);
         }
     }
@@ -536,6 +542,7 @@ impl World {
         match (phase, done) {
             (Some(Phase::Opening), Done::Opened) => {
                 self.hosts[host].serving.insert(unit.clone(), (epoch, 0));
+                self.servers[self.numbers[unit]].insert(host);
                 self.opened += 1;
                 if let Some(since) = self.down.remove(unit).filter(|since| *since > 0) {
                     self.outages.push(self.now - since);
@@ -558,8 +565,9 @@ impl World {
         if self.hosts[host].frozen_at.is_some() {
             return;
         }
-        for (other, them) in self.hosts.iter().enumerate() {
-            if other == host || them.frozen_at.is_some() || !them.serving.contains_key(unit) {
+        for &other in &self.servers[self.numbers[unit]] {
+            let them = &self.hosts[other];
+            if other == host || them.frozen_at.is_some() {
                 continue;
             }
             if self.clock(other) < them.until {

@@ -25,6 +25,8 @@ pub struct Store {
     records: BTreeMap<Name, (Record, u64)>,
     machines: BTreeMap<Name, (usize, u64)>,
     leases: BTreeMap<u64, Lease>,
+    /// No lease ends earlier.
+    first_end: u64,
     revision: u64,
     last_lease: u64,
     stalled: u64,
@@ -32,6 +34,10 @@ pub struct Store {
     delivered: BTreeMap<usize, u64>,
     /// Hosts that are candidates of a unit; all if it is absent.
     candidates: BTreeMap<Name, BTreeSet<usize>>,
+    /// Units of which a host is a candidate.
+    units_of: BTreeMap<usize, BTreeSet<Name>>,
+    /// Units of which all hosts are candidates.
+    units_of_all: BTreeSet<Name>,
     is_blind: bool,
     renewals: u64,
     others: u64,
@@ -48,12 +54,15 @@ impl Store {
             records: BTreeMap::new(),
             machines: BTreeMap::new(),
             leases: BTreeMap::new(),
+            first_end: 0,
             revision: 1,
             last_lease: 0,
             stalled: 0,
             watching: BTreeSet::new(),
             delivered: BTreeMap::new(),
             candidates: BTreeMap::new(),
+            units_of: BTreeMap::new(),
+            units_of_all: BTreeSet::new(),
             is_blind,
             renewals: 0,
             others: 0,
@@ -62,8 +71,13 @@ impl Store {
     }
 
     pub fn add(&mut self, unit: Name, machines: Vec<Name>) {
-        if !machines.is_empty() {
-            let hosts = machines.iter().map(host).collect();
+        if machines.is_empty() {
+            self.units_of_all.insert(unit.clone());
+        } else {
+            let hosts: BTreeSet<usize> = machines.iter().map(host).collect();
+            for host in &hosts {
+                self.units_of.entry(*host).or_default().insert(unit.clone());
+            }
             self.candidates.insert(unit.clone(), hosts);
         }
         self.revision += 1;
@@ -150,7 +164,12 @@ impl Store {
     }
 
     pub fn expire(&mut self, now: u64) -> Vec<Notice> {
-        if self.leases.values().all(|lease| lease.end > now) {
+        if self.first_end > now {
+            return Vec::new();
+        }
+        let ends = |leases: &BTreeMap<u64, Lease>| leases.values().map(|lease| lease.end).min();
+        self.first_end = ends(&self.leases).unwrap_or(0);
+        if self.first_end > now {
             return Vec::new();
         }
         self.leases.retain(|_, lease| lease.end > now);
@@ -186,6 +205,7 @@ impl Store {
                     ttl: ttl_nanos,
                 };
                 self.leases.insert(lease, ttl_nanos);
+                self.first_end = self.first_end.min(end);
                 (Answer::Granted { lease, ttl }, Vec::new())
             }
             Ask::Announce { lease } => {
@@ -210,15 +230,14 @@ impl Store {
                     let (name, lease) = (name.clone(), *lease);
                     Notice::Machine { name, lease }
                 });
-                let may = |unit: &Name| {
-                    let all = self.candidates.get(unit);
-                    all.is_none_or(|hosts| hosts.contains(&from))
-                };
-                let units = self.records.iter().filter(|(unit, _)| may(unit));
-                let units = units.map(|(unit, (record, revision))| Notice::Unit {
-                    unit: unit.clone(),
-                    record: record.clone(),
-                    revision: *revision,
+                let own = self.units_of.get(&from).into_iter().flatten();
+                let units = own.chain(&self.units_of_all).filter_map(|unit| {
+                    let (record, revision) = self.records.get(unit)?;
+                    Some(Notice::Unit {
+                        unit: unit.clone(),
+                        record: record.clone(),
+                        revision: *revision,
+                    })
                 });
                 (Answer::Loaded(machines.chain(units).collect()), Vec::new())
             }
