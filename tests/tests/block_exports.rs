@@ -10,20 +10,11 @@ fn uri(s: &Sandbox) -> String {
     format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display())
 }
 
-/// Creates a certificate authority and a server certificate with the real openssl.
+/// Creates a certificate authority and a server certificate.
 fn certificates(s: &Sandbox) {
-    let script = "set -e
-        openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca-cert.pem -days 2 -subj /CN=test-ca
-        openssl req -newkey rsa:2048 -nodes -keyout server-key.pem -out server.csr -subj /CN=localhost
-        printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\n' > san
-        openssl x509 -req -in server.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile san -out server-cert.pem";
-    Ran::of(
-        Command::new("bash")
-            .arg("-c")
-            .arg(script)
-            .current_dir(s.path("")),
-    )
-    .ok();
+    let dir = s.path("");
+    test_support::tls::create_authority(&dir);
+    test_support::tls::create_certificate(&dir, "server", "DNS:localhost,IP:127.0.0.1");
 }
 
 #[test]

@@ -12,7 +12,6 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -144,27 +143,16 @@ fn more_bytes_than_the_server_has_memory_for() {
 }
 
 fn certificates(folder: &Path) -> (Tls, RootCertStore) {
-    let script = "set -e
-        openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca.pem -days 2 -subj /CN=ca
-        openssl req -newkey rsa:2048 -nodes -keyout key.pem -out s.csr -subj /CN=localhost
-        printf 'subjectAltName=DNS:localhost\\n' > san
-        openssl x509 -req -in s.csr -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 \
-            -extfile san -out cert.pem";
-    test_support::installed("openssl");
-    let made = Command::new("bash")
-        .args(["-c", script])
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    let pem = std::fs::read(folder.join("ca.pem")).unwrap();
+    test_support::tls::create_authority(folder);
+    test_support::tls::create_certificate(folder, "server", "DNS:localhost");
+    let pem = std::fs::read(folder.join("ca-cert.pem")).unwrap();
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         roots.add(certificate.unwrap()).unwrap();
     }
     let tls = Tls {
-        certificate: folder.join("cert.pem"),
-        key: folder.join("key.pem"),
+        certificate: folder.join("server-cert.pem"),
+        key: folder.join("server-key.pem"),
         client_ca: None,
     };
     (tls, roots)

@@ -173,24 +173,8 @@ fn tls_conforms_and_strangers_are_refused() {
 
 /// Creates a CA and a server certificate under the file names that nbdkit expects.
 fn certificates(dir: &Path) -> String {
-    let script = "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca-cert.pem \
-                  -subj /CN=ca -days 2 && \
-                  openssl req -newkey rsa:2048 -nodes -keyout server-key.pem -out s.csr \
-                  -subj /CN=127.0.0.1 && \
-                  printf 'subjectAltName=IP:127.0.0.1' > san && \
-                  openssl x509 -req -in s.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial \
-                  -out server-cert.pem -days 2 -extfile san";
-    test_support::installed("openssl");
-    let made = Command::new("sh")
-        .args(["-c", script])
-        .current_dir(dir)
-        .output()
-        .unwrap();
-    assert!(
-        made.status.success(),
-        "{}",
-        String::from_utf8_lossy(&made.stderr)
-    );
+    test_support::tls::create_authority(dir);
+    test_support::tls::create_certificate(dir, "server", "IP:127.0.0.1");
     dir.display().to_string()
 }
 

@@ -1,10 +1,10 @@
 //! A real cluster of etcd, on the loopback interface or with each member on a machine of its own.
 
 use crate::network::{Link, Machine};
-use crate::{dies_with_parent, free_ports, installed, wait_until};
+use crate::{dies_with_parent, free_ports, installed, tls, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -31,6 +31,7 @@ struct Member {
 pub struct Etcd {
     dir: TempDir,
     members: Vec<Member>,
+    is_tls: bool,
 }
 
 impl Etcd {
@@ -43,7 +44,19 @@ impl Etcd {
         let ports = free_ports(2 * members);
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let member = |ports: &[u16]| Member::new(None, at(ports[0]), at(ports[1]));
-        Etcd::start_all(place, ports.chunks(2).map(member).collect())
+        Etcd::start_all(place, ports.chunks(2).map(member).collect(), false)
+    }
+
+    /// Starts a cluster as [`Etcd::start`] does, which serves clients over TLS, and only those with
+    /// a certificate of its authority.
+    ///
+    /// # Panics
+    /// See [`Etcd::start`]; or `openssl` is not installed.
+    pub fn start_with_tls(place: &Path, members: usize) -> Etcd {
+        let ports = free_ports(2 * members);
+        let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let member = |ports: &[u16]| Member::new(None, at(ports[0]), at(ports[1]));
+        Etcd::start_all(place, ports.chunks(2).map(member).collect(), true)
     }
 
     /// Starts a cluster with a member on each of these machines, which serves its link
@@ -56,13 +69,22 @@ impl Etcd {
             let at = |port: u16| SocketAddr::from((machine.address(Link::Etcd), port));
             Member::new(Some(machine.clone()), at(2379), at(2380))
         };
-        Etcd::start_all(place, machines.iter().map(member).collect())
+        Etcd::start_all(place, machines.iter().map(member).collect(), false)
     }
 
-    fn start_all(place: &Path, members: Vec<Member>) -> Etcd {
+    fn start_all(place: &Path, members: Vec<Member>, is_tls: bool) -> Etcd {
         std::fs::create_dir_all(place).expect("a directory");
         let dir = TempDir::new_in(place).expect("a directory");
-        let mut etcd = Etcd { dir, members };
+        if is_tls {
+            tls::create_authority(dir.path());
+            tls::create_certificate(dir.path(), "member", "IP:127.0.0.1");
+            tls::create_certificate(dir.path(), "client", "DNS:client");
+        }
+        let mut etcd = Etcd {
+            dir,
+            members,
+            is_tls,
+        };
         for member in 0..etcd.members.len() {
             etcd.start_member(member);
         }
@@ -70,10 +92,27 @@ impl Etcd {
         etcd
     }
 
-    /// Returns the addresses for clients, as `http://IP:PORT`, in the order of the members.
+    /// Returns the addresses for clients, as `http://IP:PORT` or `https://IP:PORT`, in the order of
+    /// the members.
     pub fn endpoints(&self) -> Vec<String> {
-        let endpoint = |member: &Member| format!("http://{}", member.clients);
-        self.members.iter().map(endpoint).collect()
+        self.members.iter().map(|m| self.endpoint(m)).collect()
+    }
+
+    fn endpoint(&self, member: &Member) -> String {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        format!("{scheme}://{}", member.clients)
+    }
+
+    /// Returns the certificates of a cluster with TLS: that of the authority, and a client's with
+    /// its private key.
+    pub fn certificates(&self) -> [PathBuf; 3] {
+        ["ca-cert.pem", "client-cert.pem", "client-key.pem"].map(|name| self.dir.path().join(name))
+    }
+
+    /// Returns the process numbers of the members that run.
+    pub fn processes(&self) -> Vec<u32> {
+        let children = self.members.iter().filter_map(|m| m.child.as_ref());
+        children.map(Child::id).collect()
     }
 
     /// Starts a member that does not run, on the data that it had.
@@ -88,9 +127,18 @@ impl Etcd {
             .append(true)
             .open(self.dir.path().join(format!("{name}.log")))
             .expect("a log");
+        let clients = self.endpoint(&self.members[member]);
+        let mut certificates = Vec::new();
+        if self.is_tls {
+            let files = ["member-cert.pem", "member-key.pem", "ca-cert.pem"];
+            let options = ["--cert-file", "--key-file", "--trusted-ca-file"];
+            for (option, file) in options.iter().zip(files) {
+                certificates.push(format!("{option}={}", self.dir.path().join(file).display()));
+            }
+            certificates.push("--client-cert-auth".into());
+        }
         let member = &mut self.members[member];
         assert!(member.child.is_none(), "{name} runs");
-        let clients = format!("http://{}", member.clients);
         let peers = format!("http://{}", member.peers);
         let child = member
             .command("etcd")
@@ -104,6 +152,7 @@ impl Etcd {
             .args(["--initial-cluster", &cluster.join(",")])
             .args(["--heartbeat-interval", HEARTBEAT_MS])
             .args(["--election-timeout", ELECTION_MS])
+            .args(certificates)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -153,7 +202,16 @@ impl Etcd {
     }
 
     fn run(&self, from: Option<&Machine>, at: &str, args: &[&str]) -> Result<String, String> {
-        let output = command(from, "etcdctl")
+        let mut command = command(from, "etcdctl");
+        if self.is_tls {
+            for (option, file) in ["--cacert", "--cert", "--key"]
+                .iter()
+                .zip(self.certificates())
+            {
+                command.arg(option).arg(file);
+            }
+        }
+        let output = command
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", at, "--dial-timeout", "1s"])
             .args(["--command-timeout", "3s"])
@@ -206,7 +264,7 @@ impl Etcd {
     /// It takes longer than a minute.
     pub fn wait_until_healthy(&self) {
         let running = self.members.iter().filter(|member| member.is_running());
-        let endpoints: Vec<String> = running.map(|m| format!("http://{}", m.clients)).collect();
+        let endpoints: Vec<String> = running.map(|member| self.endpoint(member)).collect();
         wait_until("the members of etcd are healthy", SETTLES_WITHIN, || {
             let health = self.run(None, &endpoints.join(","), &["endpoint", "health"]);
             health.is_ok()

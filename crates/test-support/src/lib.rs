@@ -11,6 +11,7 @@ pub mod etcd;
 pub mod history;
 pub mod network;
 pub mod tgtd;
+pub mod tls;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::net::TcpListener;
