@@ -153,9 +153,11 @@ fn a_large_cluster_survives_the_loss_of_a_rack() {
     let start = world.load();
     println!("start: {} s, {start:?}", world.now / SECOND);
     world.step(10 * SECOND);
-    let renewals = world.load().renewals - start.renewals;
-    println!("idle: {} renewals/s", renewals / 10);
     let before = world.load();
+    println!(
+        "idle: {} renewals/s",
+        (before.renewals - start.renewals) / 10
+    );
     world.outages.clear();
     let rack = machines.div_ceil(25);
     let lost: usize = (0..rack).map(|host| world.serving(host)).sum();

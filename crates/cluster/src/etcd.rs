@@ -16,6 +16,10 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 /// Longest answer that is read, in bytes: 100,000 records of ordinary length.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// Most keys in one answer.
+const KEYS_MAX: usize = 10_000;
+/// Most requests in a transaction: a member refuses more than 128 unless it is told otherwise.
+const RANGES_MAX: usize = 100;
 /// Limit for the connection to a member.
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 
@@ -87,6 +91,21 @@ pub struct Outcome {
     pub revision: u64,
     /// Otherwise, the key that was asked for, if it exists.
     pub found: Option<Pair>,
+}
+
+/// Keys to read or to watch.
+#[derive(Debug, Clone)]
+pub enum Keys {
+    One(String),
+    /// All that begin with this.
+    Prefix(String),
+}
+
+/// Keys whose changes from a revision on are to be reported.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    pub keys: Keys,
+    pub from: u64,
 }
 
 /// A change that a watch reports.
@@ -255,10 +274,54 @@ impl Etcd {
     /// # Errors
     /// No member answers.
     pub fn list(&self, prefix: &str, within: Duration) -> Result<(Vec<Pair>, u64), Error> {
-        let ask = json!({"key": encode(prefix), "range_end": range_end(prefix)});
-        let answer = self.post("/v3/kv/range", &ask, within)?;
-        let revision = number(&answer["header"]["revision"]);
-        Ok((pairs(&answer["kvs"])?, revision))
+        let mut ask = Keys::Prefix(prefix.into()).json();
+        ask["limit"] = KEYS_MAX.into();
+        let mut all: Vec<Pair> = Vec::new();
+        let mut read_at = 0;
+        loop {
+            let answer = self.post("/v3/kv/range", &ask, within)?;
+            if read_at == 0 {
+                read_at = number(&answer["header"]["revision"]);
+                ask["revision"] = read_at.to_string().into();
+            }
+            let page = answer["kvs"].as_array().and_then(|page| page.last());
+            let last = page.and_then(|kv| kv["key"].as_str()).unwrap_or_default();
+            let last = BASE64.decode(last);
+            all.append(&mut pairs(&answer["kvs"])?);
+            let Some(mut next) = last.ok().filter(|_| answer["more"] == true) else {
+                return Ok((all, read_at));
+            };
+            // The first key after it.
+            next.push(0);
+            ask["key"] = BASE64.encode(next).into();
+        }
+    }
+
+    /// Reads keys as they all were at one time, and the revision of the store at that time.
+    ///
+    /// # Errors
+    /// No member answers.
+    pub fn read(&self, keys: &[Keys], within: Duration) -> Result<(Vec<Pair>, u64), Error> {
+        let mut all = Vec::new();
+        let mut read_at = 0;
+        for some in keys.chunks(RANGES_MAX) {
+            let range = |keys: &Keys| {
+                let mut range = keys.json();
+                if read_at != 0 {
+                    range["revision"] = read_at.to_string().into();
+                }
+                json!({"request_range": range})
+            };
+            let ranges: Vec<Value> = some.iter().map(range).collect();
+            let answer = self.post("/v3/kv/txn", &json!({"success": ranges}), within)?;
+            if read_at == 0 {
+                read_at = number(&answer["header"]["revision"]);
+            }
+            for response in answer["responses"].as_array().into_iter().flatten() {
+                all.append(&mut pairs(&response["response_range"]["kvs"])?);
+            }
+        }
+        Ok((all, read_at))
     }
 
     /// Reads one key.
@@ -266,7 +329,7 @@ impl Etcd {
     /// # Errors
     /// No member answers.
     pub fn get(&self, key: &str, within: Duration) -> Result<Option<Pair>, Error> {
-        let ask = json!({"key": encode(key)});
+        let ask = Keys::One(key.into()).json();
         let answer = self.post("/v3/kv/range", &ask, within)?;
         Ok(pairs(&answer["kvs"])?.pop())
     }
@@ -310,27 +373,31 @@ impl Etcd {
         })
     }
 
-    /// Passes changes of keys that begin with `prefix` on, from `revision` on, until the member
-    /// ends the stream or `within` is over. Asks the members in turn, so that one that is cut off
-    /// hides changes for a limited time only.
+    /// Passes changes of keys on until the member ends the stream or `within` is over, and notes
+    /// from which revision on each of `watched` has to be watched next. Changes of one of them come
+    /// in their order. Asks the members in turn, so that one that is cut off hides changes for a
+    /// limited time only.
     ///
     /// # Errors
-    /// The stream cannot be opened; [`Error::Refused`]: changes from that revision on are no longer
+    /// The stream cannot be opened; [`Error::Refused`]: changes from a revision on are no longer
     /// stored.
     pub fn watch(
         &self,
-        prefix: &str,
-        revision: u64,
+        watched: &mut [Watched],
         within: Duration,
         each: &mut dyn FnMut(Event) -> bool,
     ) -> Result<(), Error> {
         let url = &self.urls[self.turn.fetch_add(1, Relaxed) % self.urls.len()];
         let silent = |why: String| Error::Silent(format!("{url}: {why}"));
-        let create = json!({"create_request": {
-            "key": encode(prefix),
-            "range_end": range_end(prefix),
-            "start_revision": revision.to_string(),
-        }});
+        let mut create = String::new();
+        for (number, Watched { keys, from }) in watched.iter().enumerate() {
+            let mut request = keys.json();
+            request["start_revision"] = from.to_string().into();
+            // 0 would let the member choose.
+            request["watch_id"] = (number + 1).to_string().into();
+            create += &json!({"create_request": request}).to_string();
+            create.push('\n');
+        }
         let request = self.agent.post(format!("{url}/v3/watch"));
         let request = request
             .config()
@@ -339,7 +406,7 @@ impl Etcd {
             .build();
         let response = request
             .header("content-type", "application/json")
-            .send(create.to_string().as_bytes())
+            .send(create.as_bytes())
             .map_err(|e| silent(e.to_string()))?;
         if !response.status().is_success() {
             return Err(silent(response.status().to_string()));
@@ -360,10 +427,19 @@ impl Etcd {
                 let why = format!("{url}: the watch was cancelled: {result}");
                 return Err(Error::Refused(why));
             }
+            let watch = number(&result["watch_id"]).checked_sub(1);
+            let mut watch = watch.and_then(|watch| watched.get_mut(watch as usize));
             for event in result["events"].as_array().into_iter().flatten() {
                 let Some(pair) = pair(&event["kv"])? else {
                     continue;
                 };
+                if let Some(watch) = &mut watch {
+                    watch.from = match watch.keys {
+                        Keys::One(_) => pair.revision + 1,
+                        // One transaction may have changed several keys at this revision.
+                        Keys::Prefix(_) => pair.revision,
+                    };
+                }
                 let event = match event["type"].as_str() {
                     Some("DELETE") => Event::Deleted {
                         key: pair.key,
@@ -390,6 +466,17 @@ impl Etcd {
         let all = 0..self.urls.len();
         all.map(|member| (self.urls[member].clone(), ask(member)))
             .collect()
+    }
+}
+
+impl Keys {
+    fn json(&self) -> Value {
+        match self {
+            Keys::One(key) => json!({"key": encode(key)}),
+            Keys::Prefix(prefix) => json!({
+                "key": encode(prefix), "range_end": range_end(prefix),
+            }),
+        }
     }
 }
 

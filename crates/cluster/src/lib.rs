@@ -22,5 +22,5 @@ pub use address::Address;
 pub use deadline::{Deadline, now};
 pub use etcd::{Endpoints, Error, Etcd};
 pub use node::{Node, Options, Stopper};
-pub use store::{Drain, Host, Own, State, Store, Stored};
+pub use store::{Drain, Host, Own, Seen, State, Store, Stored};
 pub use unit::{Link, Report, Step};

@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -111,8 +112,8 @@ pub struct Node {
     requests: Jobs,
     /// The last request for the state of the cluster. Answers to earlier ones come too late.
     load: Option<AskId>,
-    /// Number of the watch whose changes count.
-    watch: u64,
+    /// Number of the watch whose changes count. Others end.
+    watch: Arc<AtomicU64>,
     drained: BTreeSet<Name>,
     is_stopping: bool,
     is_ready: bool,
@@ -171,7 +172,7 @@ impl Node {
             renewals,
             requests,
             load: None,
-            watch: 0,
+            watch: Arc::default(),
             drained: BTreeSet::new(),
             is_stopping: false,
             is_ready: false,
@@ -263,10 +264,10 @@ impl Node {
                     self.start_watch(revision);
                 }
             }
-            Event::Seen(watch, seen) if watch == self.watch => match seen {
+            Event::Seen(watch, seen) if watch == self.watch.load(Relaxed) => match seen {
                 Seen::Notice(notice) => {
                     if matches!(notice, Notice::Missed) {
-                        self.watch += 1;
+                        self.watch.fetch_add(1, Relaxed);
                     }
                     self.machine.notice(now, notice);
                 }
@@ -296,13 +297,13 @@ impl Node {
     }
 
     fn start_watch(&mut self, revision: u64) {
-        self.watch += 1;
-        let number = self.watch;
+        let number = self.watch.fetch_add(1, Relaxed) + 1;
         let (store, own) = (Arc::clone(&self.store), self.options.own.clone());
-        let sender = self.sender.clone();
+        let (sender, current) = (self.sender.clone(), Arc::clone(&self.watch));
         let watch = move || {
-            store.watch(&own, revision, &mut |seen| {
-                sender.send(Event::Seen(number, seen)).is_ok()
+            store.watch(&own, revision, &|seen| {
+                let is_wanted = current.load(Relaxed) == number;
+                is_wanted && sender.send(Event::Seen(number, seen)).is_ok()
             });
         };
         let thread = std::thread::Builder::new().name("cluster-watch".into());

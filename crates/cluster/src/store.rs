@@ -6,15 +6,19 @@
 //!   PREFIX/drain/NAME     {}              the machine gives up its units, and takes none
 //! ```
 
-use crate::etcd::{Change, Compare, Endpoints, Error, Etcd, Event, Outcome, Pair};
+use crate::etcd::{Change, Compare, Endpoints, Error, Etcd, Event, Keys, Outcome, Pair, Watched};
 use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which one member is asked for changes.
+/// Most units whose records are read and watched one by one. Above it, all records are.
+const UNITS_ONE_BY_ONE: usize = 1000;
+/// Time for which one member is asked for changes of machines.
 const WATCH_WITHIN: Duration = Duration::from_secs(2);
+/// How much longer it is asked for changes of each unit, because each is a request of its own.
+const WATCH_UNIT: Duration = Duration::from_millis(20);
 /// Shortest time between two watches.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
 /// Limit for reading the state of the cluster.
@@ -115,6 +119,38 @@ impl Store {
     /// No member answers.
     pub fn state(&self, within: Duration) -> Result<(State, u64), Error> {
         let (pairs, revision) = self.etcd.list(&self.prefix, within)?;
+        Ok((self.state_of(pairs), revision))
+    }
+
+    /// Reads what concerns a machine.
+    fn own_state(&self, own: &Own) -> Result<(State, u64), Error> {
+        if own.units.len() > UNITS_ONE_BY_ONE {
+            return self.state(LOAD_WITHIN);
+        }
+        let mut keys = self.machines();
+        keys.extend(self.units(own));
+        let (pairs, revision) = self.etcd.read(&keys, LOAD_WITHIN)?;
+        Ok((self.state_of(pairs), revision))
+    }
+
+    /// Returns the keys of all machines.
+    fn machines(&self) -> Vec<Keys> {
+        let kinds = ["machine", "drain"].into_iter();
+        kinds.map(|kind| Keys::Prefix(self.key(kind, ""))).collect()
+    }
+
+    /// Returns the keys of the units of a machine, possibly of more units.
+    fn units(&self, own: &Own) -> Vec<Keys> {
+        if own.units.len() > UNITS_ONE_BY_ONE {
+            return vec![Keys::Prefix(self.key("unit", ""))];
+        }
+        let units = own.units.iter();
+        units
+            .map(|unit| Keys::One(self.key("unit", unit)))
+            .collect()
+    }
+
+    fn state_of(&self, pairs: Vec<Pair>) -> State {
         let mut state = State::default();
         for pair in pairs {
             let Some((kind, name)) = self.parse(&pair.key) else {
@@ -133,7 +169,7 @@ impl Store {
                 _ => {}
             }
         }
-        Ok((state, revision))
+        state
     }
 
     /// Returns the host that has the name of a machine at present, if one does.
@@ -235,7 +271,7 @@ impl Store {
                 }
             }
             Ask::Load => {
-                let (state, revision) = self.state(LOAD_WITHIN)?;
+                let (state, revision) = self.own_state(own)?;
                 let from = Some((revision + 1, state.drained.clone()));
                 return Ok((Answer::Loaded(notices(own, state)), from));
             }
@@ -310,27 +346,38 @@ impl Store {
         })
     }
 
-    /// Watches changes from a revision on until `each` returns false. [`Notice::Missed`] is the
-    /// last one if changes were missed.
-    pub fn watch(&self, own: &Own, revision: u64, each: &mut dyn FnMut(Seen) -> bool) {
-        let mut from = revision;
+    /// Watches changes from a revision on until `each` returns false. [`Notice::Missed`] is one of
+    /// the last if changes were missed. Changes of different units, and those of machines, come in
+    /// any order.
+    pub fn watch(&self, own: &Own, revision: u64, each: &(dyn Fn(Seen) -> bool + Sync)) {
+        let units = self.units(own);
+        let units_within = WATCH_WITHIN + WATCH_UNIT * u32::try_from(units.len()).unwrap_or(0);
+        std::thread::scope(|scope| {
+            if !units.is_empty() {
+                scope.spawn(|| self.watch_keys(own, units, revision, units_within, each));
+            }
+            self.watch_keys(own, self.machines(), revision, WATCH_WITHIN, each);
+        });
+    }
+
+    fn watch_keys(
+        &self,
+        own: &Own,
+        keys: Vec<Keys>,
+        from: u64,
+        within: Duration,
+        each: &(dyn Fn(Seen) -> bool + Sync),
+    ) {
+        let watched = |keys| Watched { keys, from };
+        let mut watched: Vec<Watched> = keys.into_iter().map(watched).collect();
         let mut goes_on = true;
         while goes_on {
-            let mut next = from;
             let began = Instant::now();
             let mut take = |event: Event| {
-                let at = match &event {
-                    Event::Put(pair) => pair.revision,
-                    Event::Deleted { revision, .. } => *revision,
-                };
-                // One transaction may have changed several keys at this revision.
-                next = at;
-                goes_on = self.change(own, event).is_none_or(&mut *each);
+                goes_on = self.change(own, event).is_none_or(each);
                 goes_on
             };
-            let watched = self.etcd.watch(&self.prefix, from, WATCH_WITHIN, &mut take);
-            from = next;
-            match watched {
+            match self.etcd.watch(&mut watched, within, &mut take) {
                 Ok(()) => {}
                 Err(Error::Refused(why)) => {
                     tracing::info!(why, "changes of the cluster were missed");

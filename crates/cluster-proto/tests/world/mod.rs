@@ -737,8 +737,10 @@ impl World {
                 if !self.hosts[host].store {
                     continue;
                 }
-                let delay = MS / 10 + self.random.below(3 * MS);
-                let after = self.store.in_order(self.now, host, delay);
+                let slow = !self.is_calm && self.random.below(50) == 0;
+                let most = if slow { 2 * SECOND } else { 3 * MS };
+                let delay = MS / 10 + self.random.below(most);
+                let after = self.store.in_order(self.now, host, &notice, delay);
                 self.push(after, host, Event::Noticed(notice.clone()));
             }
         }

@@ -4,12 +4,16 @@ use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Requests that the store has executed, and notices that it has sent.
+/// What the store has done.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub renewals: u64,
+    /// Other requests.
     pub others: u64,
+    /// Notices that it has sent.
     pub notices: u64,
+    /// Records and keys of machines that it has sent to machines which read all that concerns them.
+    pub loaded: u64,
 }
 
 /// Times of a lease, in nanoseconds.
@@ -31,7 +35,8 @@ pub struct Store {
     last_lease: u64,
     stalled: u64,
     watching: BTreeSet<usize>,
-    delivered: BTreeMap<usize, u64>,
+    /// When the last notice of each watch arrives: of a host, for a unit or all machines.
+    delivered: BTreeMap<(usize, Option<Name>), u64>,
     /// Hosts that are candidates of a unit; all if it is absent.
     candidates: BTreeMap<Name, BTreeSet<usize>>,
     /// Units of which a host is a candidate.
@@ -42,6 +47,7 @@ pub struct Store {
     renewals: u64,
     others: u64,
     notified: u64,
+    loaded: u64,
 }
 
 fn host(name: &Name) -> usize {
@@ -67,6 +73,7 @@ impl Store {
             renewals: 0,
             others: 0,
             notified: 0,
+            loaded: 0,
         }
     }
 
@@ -94,6 +101,7 @@ impl Store {
             renewals: self.renewals,
             others: self.others,
             notices: self.notified,
+            loaded: self.loaded,
         }
     }
 
@@ -134,9 +142,13 @@ impl Store {
         told
     }
 
-    /// Returns the delay of a notice, which overtakes no other to that host.
-    pub fn in_order(&mut self, now: u64, host: usize, delay: u64) -> u64 {
-        let last = self.delivered.entry(host).or_default();
+    /// Returns the delay of a notice, which overtakes no other of the same watch.
+    pub fn in_order(&mut self, now: u64, host: usize, notice: &Notice, delay: u64) -> u64 {
+        let unit = match notice {
+            Notice::Unit { unit, .. } => Some(unit.clone()),
+            _ => None,
+        };
+        let last = self.delivered.entry((host, unit)).or_default();
         *last = (*last + 1).max(now + delay);
         *last - now
     }
@@ -239,7 +251,9 @@ impl Store {
                         revision: *revision,
                     })
                 });
-                (Answer::Loaded(machines.chain(units).collect()), Vec::new())
+                let all: Vec<Notice> = machines.chain(units).collect();
+                self.loaded += all.len() as u64;
+                (Answer::Loaded(all), Vec::new())
             }
             Ask::Read { unit } => {
                 let current = self.records.get(&unit).cloned();
