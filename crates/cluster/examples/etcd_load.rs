@@ -14,8 +14,8 @@ const WITHIN: Duration = Duration::from_secs(10);
 const TIME: Duration = Duration::from_secs(5);
 /// Clients that send requests at the same time.
 const CLIENTS: usize = 8;
-/// Units that a machine may serve: each of 1,000 machines that share 100,000, four for each.
-const UNITS: usize = 400;
+/// Units that a machine may serve: 20 for each machine, and four machines for each.
+const UNITS: usize = 80;
 /// Machines that watch.
 const WATCHERS: u64 = 50;
 /// Records that a machine reads when it starts.
