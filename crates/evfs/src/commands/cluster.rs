@@ -698,7 +698,8 @@ fn remove(context: &Context, store: &Store, unit: &str, yes: Yes) -> Result<u8> 
         && alive.contains(&(Name::clone(&holder.claim.machine), holder.claim.lease))
     {
         return Err(Error::Busy(format!(
-            "machine {} serves {unit}; remove its table there, and drain the machine first",
+            "machine {} serves {unit}; first remove its table on all machines, and send HUP to \
+             `evfs up --cluster` there",
             holder.claim.machine
         )));
     }
