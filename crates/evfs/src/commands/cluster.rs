@@ -309,8 +309,12 @@ fn init(
 }
 
 fn shown(store: &Store) -> Result<Shown> {
-    let members = store.etcd().versions(WITHIN).into_iter();
-    let etcd = members.map(|(url, answer)| {
+    let (members, state) = std::thread::scope(|scope| {
+        let members = scope.spawn(|| store.etcd().versions(WITHIN));
+        let state = state(store);
+        (members.join().unwrap_or_default(), state)
+    });
+    let etcd = members.into_iter().map(|(url, answer)| {
         let (version, error) = match answer {
             Ok(version) => (Some(version), None),
             Err(error) => (None, Some(error.to_string())),
@@ -322,7 +326,7 @@ fn shown(store: &Store) -> Result<Shown> {
         }
     });
     let etcd: Vec<Member> = etcd.collect();
-    let state = state(store)?;
+    let state = state?;
     let alive: BTreeMap<&Name, u64> = state
         .machines
         .iter()

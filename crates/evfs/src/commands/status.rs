@@ -252,9 +252,9 @@ fn add_claim(out: &mut String, v: &Value) {
     if let Some((epoch, lease)) = epoch.zip(lease) {
         let _ = writeln!(
             out,
-            "    unit  of machine {} in its cluster, epoch {epoch}, lease for {}",
+            "    unit  of machine {} in its cluster, epoch {epoch}, lease for {:.1} s",
             cluster["machine"].as_str().unwrap_or("-"),
-            duration(lease)
+            lease as f64 / 1e3
         );
     }
 }
@@ -331,7 +331,7 @@ mod tests {
             "name": "disk", "device": "disk1", "size": 1 << 30, "key_bits": 256,
             "kernel": "vaes", "role": "owner", "threads": 2, "pid": 7, "read_only": false,
             "uptime_seconds": 61, "in_use_record": "kept", "lun": "disk1",
-            "cluster": { "machine": "m1", "epoch": 7, "lease_ms": 1850 },
+            "cluster": { "machine": "m1", "epoch": 7, "lease_ms": 1900 },
             "health": {
                 "state": "degraded", "reasons": ["1 of 2 paths failed"],
                 "paths": 2, "paths_failed": 1, "errors": 3,
@@ -351,7 +351,7 @@ disk     degraded          1 GiB     -     8 KiB     1 min disk1
     health 1 of 2 paths failed, 3 errors since the start
     why   1 of 2 paths failed
     dirty 8 KiB not written back, the oldest for 450 ms
-    unit  of machine m1 in its cluster, epoch 7, lease for 1 s
+    unit  of machine m1 in its cluster, epoch 7, lease for 1.9 s
     record kept: other machines see that it is in use
     lun   disk1  -
     nbd   /run/disk.nbd

@@ -43,8 +43,8 @@ impl About<'_> {
         lines.extend(reasons.map(|why| format!("why     {}", plain(why))));
         let claim = service.epoch.zip(service.lease_ms);
         lines.extend(claim.map(|(epoch, lease)| {
-            let lease = duration(lease);
-            format!("unit    of a cluster, epoch {epoch}, lease for {lease}")
+            let lease = lease as f64 / 1e3;
+            format!("unit    of a cluster, epoch {epoch}, lease for {lease:.1} s")
         }));
         let bytes_per_second = |op: &str| service.io.get(op).map(|rates| rates.bytes_per_second);
         let read = or_absent(bytes_per_second("read"), short_size) + "/s";
