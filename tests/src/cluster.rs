@@ -153,8 +153,13 @@ impl Cluster {
         cluster
     }
 
+    /// Returns the path of a file of a machine.
+    pub fn path(&self, node: usize, name: &str) -> PathBuf {
+        self.nodes[node].sandbox.path(name)
+    }
+
     /// Returns a command of the program on a machine.
-    fn command(&self, node: usize) -> std::process::Command {
+    pub fn command(&self, node: usize) -> std::process::Command {
         self.command_on(&self.nodes[node].machine, node)
     }
 

@@ -329,8 +329,7 @@ fn the_unit_of_a_cluster_permits_what_addresses_need_and_nothing_else() {
         let key = |line: &String| line.split('=').next().unwrap().to_owned();
         lines.iter().map(key).collect()
     };
-    // What it does not have, `evfs up --cluster` does not do: it reads its tables once.
-    assert_eq!(only(&keys(&alone), &keys(&cluster)), ["ExecReload"]);
+    assert_eq!(only(&keys(&alone), &keys(&cluster)), [""; 0]);
 }
 
 mod needs_peer {
@@ -389,6 +388,13 @@ mod needs_peer {
         for _ in 0..3 {
             assert_eq!(manager.receive(), "WATCHDOG=1");
         }
+        up.signal(libc::SIGHUP);
+        let report = manager.next();
+        assert!(report.starts_with("RELOADING=1\n"), "{report}");
+        assert_eq!(
+            manager.next(),
+            "READY=1\nSTATUS=serving the units of a cluster"
+        );
         up.signal(libc::SIGTERM);
         let report = manager.next();
         assert!(report.starts_with("STOPPING=1\n"), "{report}");

@@ -27,6 +27,8 @@ pub struct Machine {
     /// Whether the state of the cluster is known.
     is_loaded: bool,
     is_draining: bool,
+    /// Units that this machine gives up, and does not take.
+    retired: BTreeSet<Name>,
     /// Leases of the machines that live.
     alive: BTreeMap<Name, u64>,
     units: BTreeMap<Name, Unit>,
@@ -48,6 +50,7 @@ impl Machine {
             lease: Lease::None { next: now },
             is_loaded: false,
             is_draining: false,
+            retired: BTreeSet::new(),
             alive: BTreeMap::new(),
             units: BTreeMap::new(),
             planned: BTreeSet::new(),
@@ -102,6 +105,30 @@ impl Machine {
         self.tick(now);
         self.is_draining = drain;
         self.review_all();
+    }
+
+    /// Gives up these units, each in order once it is served, and takes none of them, until this is
+    /// called without them. Other units stay as they are.
+    pub fn retire(&mut self, now: At, units: BTreeSet<Name>) {
+        self.tick(now);
+        self.retired = units;
+        self.review_all();
+    }
+
+    /// Loads the state of the cluster again, after the store was told of other units for [`Ask::Load`].
+    pub fn reload(&mut self, now: At) {
+        self.tick(now);
+        if self.lease.held().is_some() {
+            // An answer that is on its way does not have them.
+            self.pending.retain(|_, pending| pending.ask != Ask::Load);
+            self.is_loaded = false;
+            self.ask(Ask::Load);
+        }
+    }
+
+    /// Reports whether this machine is to give up a unit.
+    fn leaves(&self, unit: &Name) -> bool {
+        self.is_draining || self.retired.contains(unit)
     }
 
     /// Notes the time.
@@ -548,7 +575,7 @@ impl Machine {
                 }
                 self.plan(unit);
             }
-            Phase::Fencing | Phase::Bumping | Phase::Opening if self.is_draining => {
+            Phase::Fencing | Phase::Bumping | Phase::Opening if self.leaves(unit) => {
                 let epoch = known.epoch;
                 let name = Name::clone(unit);
                 self.actions.push_back(Action::Kill { unit: name, epoch });
@@ -593,7 +620,7 @@ impl Machine {
             let may = listed.is_empty() || listed.contains(to);
             *to != self.config.name && may && self.alive.contains_key(to)
         });
-        if moves || self.is_draining {
+        if moves || self.leaves(unit) {
             let epoch = known.epoch;
             self.enter(unit, Phase::Stopping);
             let unit = Name::clone(unit);
@@ -604,12 +631,12 @@ impl Machine {
     /// Plans an attempt to take a unit over, if its owner does not live.
     fn plan(&mut self, unit: &Name) {
         self.unplan(unit);
-        let is_draining = self.is_draining;
+        let leaves = self.leaves(unit);
         let Some(known) = self.units.get_mut(unit) else {
             return;
         };
         let lives = |claim: &Claim| self.alive.get(&claim.machine) == Some(&claim.lease);
-        if known.ask.is_some() || is_draining || known.claim().is_some_and(lives) {
+        if known.ask.is_some() || leaves || known.claim().is_some_and(lives) {
             return;
         }
         let Some(rank) = known.rank(unit, &self.config.name, &self.alive) else {
@@ -622,7 +649,7 @@ impl Machine {
 
     /// Claims a unit.
     fn attempt(&mut self, unit: &Name) {
-        let is_ready = self.is_loaded && self.lease.held().is_some() && !self.is_draining;
+        let is_ready = self.is_loaded && self.lease.held().is_some() && !self.leaves(unit);
         let Some(known) = self.units.get_mut(unit) else {
             return;
         };

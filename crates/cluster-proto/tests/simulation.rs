@@ -41,7 +41,7 @@ fn fault(random: &mut Random, rules: &Rules) -> Fault {
     let host = random.below(rules.machines as u64) as usize;
     let scale = 4 + random.below(10);
     let time = MS * (1 + random.below(1 << scale));
-    match random.below(16) {
+    match random.below(18) {
         0..4 => Fault::Kill(host, time),
         4..6 => Fault::Stop(host, time),
         6 => Fault::Freeze(host, 4 * time),
@@ -50,6 +50,7 @@ fn fault(random: &mut Random, rules: &Rules) -> Fault {
         11 => Fault::NoDisks(host, None, time),
         12 => Fault::Stall(time / 2),
         13 => Fault::Drain(host, time),
+        14..16 => Fault::Retire(host, random.below(rules.units as u64) as usize, time),
         _ => Fault::Move(random.below(rules.units as u64) as usize, host),
     }
 }
@@ -135,6 +136,36 @@ fn a_unit_of_a_dead_machine_is_served_again_within_the_bound() {
 }
 
 #[test]
+fn a_unit_without_a_table_moves_in_order_and_others_stay() {
+    for seed in seeds() {
+        let rules = Rules {
+            lost: 0,
+            candidates: 0,
+            ..small(seed)
+        };
+        let mut world = World::new(rules.clone());
+        world.settle(60 * SECOND);
+        for number in 0..2 {
+            let owner = world.owner(number);
+            let before = (world.opened, world.refused, world.serving(owner));
+            world.suffer(Fault::Retire(owner, number, 4 * SECOND));
+            world.step(3 * SECOND);
+            let next = world.owner(number);
+            assert_ne!(next, owner, "EVFS_SEED={seed}");
+            let after = (world.opened, world.refused, world.serving(owner));
+            let expected = (before.0 + 1, before.1, before.2 - 1);
+            assert_eq!(after, expected, "EVFS_SEED={seed}");
+            // Its table is back, which alone moves nothing.
+            world.step(3 * SECOND);
+            assert_eq!(world.owner(number), next, "EVFS_SEED={seed}");
+            world.suffer(Fault::Move(number, owner));
+            world.step(3 * SECOND);
+            assert_eq!(world.owner(number), owner, "EVFS_SEED={seed}");
+        }
+    }
+}
+
+#[test]
 fn a_large_cluster_survives_the_loss_of_a_rack() {
     let machines = number("EVFS_MACHINES", 100) as usize;
     let units = number("EVFS_UNITS", 2000) as usize;
@@ -151,7 +182,14 @@ fn a_large_cluster_survives_the_loss_of_a_rack() {
     let mut world = World::new(rules);
     world.settle(600 * SECOND);
     let start = world.load();
-    println!("start: {} s, {start:?}", world.now / SECOND);
+    println!(
+        "start: {} s, {} renewals, {} other requests, {} notices, {} records read",
+        world.now / SECOND,
+        start.renewals,
+        start.others,
+        start.notices,
+        start.loaded
+    );
     world.step(10 * SECOND);
     let before = world.load();
     println!(

@@ -68,3 +68,116 @@ impl Deadline {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const SOON: Duration = Duration::from_millis(300);
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A process that does something with a deadline.
+    struct Child(i32);
+
+    /// How a process ended, or that it is stopped.
+    #[derive(Debug, PartialEq, Eq)]
+    enum State {
+        Exited(i32),
+        Killed(i32),
+        Stopped,
+    }
+
+    impl Child {
+        /// Starts a process. `live` may only make system calls, because it has one thread of many.
+        fn start(live: fn(&Deadline)) -> Child {
+            // SAFETY: the child makes system calls only, and leaves by `_exit`.
+            match unsafe { libc::fork() } {
+                0 => {
+                    let code = match Deadline::new() {
+                        Ok(deadline) => {
+                            live(&deadline);
+                            7
+                        }
+                        Err(_) => 1,
+                    };
+                    // SAFETY: it takes a number.
+                    unsafe { libc::_exit(code) }
+                }
+                pid => {
+                    assert!(pid > 0, "{}", io::Error::last_os_error());
+                    Child(pid)
+                }
+            }
+        }
+
+        fn wait(&self) -> State {
+            let mut status = 0;
+            // SAFETY: the pointer is valid.
+            let pid = unsafe { libc::waitpid(self.0, &mut status, libc::WUNTRACED) };
+            assert_eq!(pid, self.0, "{}", io::Error::last_os_error());
+            match () {
+                () if libc::WIFEXITED(status) => State::Exited(libc::WEXITSTATUS(status)),
+                () if libc::WIFSIGNALED(status) => State::Killed(libc::WTERMSIG(status)),
+                () => State::Stopped,
+            }
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                // SAFETY: both take numbers, and none but this value waits for the process.
+                unsafe {
+                    libc::kill(self.0, libc::SIGKILL);
+                    libc::waitpid(self.0, std::ptr::null_mut(), 0);
+                }
+            }
+        }
+    }
+
+    fn arm(deadline: &Deadline, at: At) {
+        if deadline.set(at).is_err() {
+            // SAFETY: it takes a number.
+            unsafe { libc::_exit(1) };
+        }
+    }
+
+    #[test]
+    fn the_kernel_ends_a_process_at_its_deadline_and_at_once_after_it() {
+        let began = Instant::now();
+        let child = Child::start(|deadline| {
+            arm(deadline, now() + SOON);
+            std::thread::sleep(LONG);
+        });
+        assert_eq!(child.wait(), State::Killed(libc::SIGKILL));
+        assert!(began.elapsed() >= SOON, "{:?}", began.elapsed());
+        let child = Child::start(|deadline| {
+            arm(deadline, At::default());
+            std::thread::sleep(LONG);
+        });
+        assert_eq!(child.wait(), State::Killed(libc::SIGKILL));
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_is_ended_as_well() {
+        let child = Child::start(|deadline| {
+            arm(deadline, now() + SOON);
+            // SAFETY: it takes a number.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            std::thread::sleep(LONG);
+        });
+        assert_eq!(child.wait(), State::Stopped);
+        assert_eq!(child.wait(), State::Killed(libc::SIGKILL));
+    }
+
+    #[test]
+    fn a_process_that_extends_its_deadline_lives() {
+        let child = Child::start(|deadline| {
+            arm(deadline, now() + SOON);
+            arm(deadline, now() + LONG);
+            std::thread::sleep(3 * SOON);
+        });
+        assert_eq!(child.wait(), State::Exited(7));
+    }
+}

@@ -454,18 +454,23 @@ impl Etcd {
         }
     }
 
-    /// Asks each member for its version. For status displays.
+    /// Asks all members for their versions at the same time, and waits at most `within`. For status
+    /// displays.
     pub fn versions(&self, within: Duration) -> Vec<(String, Result<String, Error>)> {
-        let ask = |member: usize| {
+        let ask = move |member: usize| {
             let answer = self.post_to(member, "/v3/maintenance/status", &json!({}), within)?;
             match answer["version"].as_str() {
                 Some(version) => Ok(version.to_owned()),
                 None => Err(Error::Answer(answer.to_string())),
             }
         };
-        let all = 0..self.urls.len();
-        all.map(|member| (self.urls[member].clone(), ask(member)))
-            .collect()
+        std::thread::scope(|scope| {
+            let start = |member| scope.spawn(move || ask(member));
+            let asked: Vec<_> = (0..self.urls.len()).map(start).collect();
+            let lost = |_| Err(Error::Silent("a thread ended unexpectedly".into()));
+            let answers = asked.into_iter().map(|one| one.join().unwrap_or_else(lost));
+            self.urls.iter().cloned().zip(answers).collect()
+        })
     }
 }
 
@@ -587,6 +592,7 @@ fn pair(value: &Value) -> Result<Option<Pair>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn answers_of_the_gateway_are_read_with_their_omissions() {
@@ -617,5 +623,43 @@ mod tests {
         assert!(refused(&["https://a:2379"]).contains("cluster.tls-ca"));
         let user = refused(&["http://root:secret@a:2379"]);
         assert!(user.contains("user") && !user.contains("secret"), "{user}");
+    }
+
+    #[test]
+    fn members_that_do_not_answer_cost_the_time_of_one() {
+        const WITHIN: Duration = Duration::from_secs(1);
+        let listen = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = |at: &std::net::TcpListener| format!("http://{}", at.local_addr().unwrap());
+        let silent: Vec<_> = (0..4).map(|_| listen()).collect();
+        let member = listen();
+        let mut urls: Vec<String> = silent.iter().map(url).collect();
+        urls.push(url(&member));
+        let endpoints = Endpoints {
+            urls: urls.clone(),
+            ..Endpoints::default()
+        };
+        let etcd = Etcd::new(&endpoints).unwrap();
+        let began = std::time::Instant::now();
+        let answers = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (client, _) = member.accept().unwrap();
+                let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
+                lines
+                    .find(String::is_empty)
+                    .expect("the end of the headers");
+                let body = r#"{"version":"3.5.1"}"#;
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                (&client).write_all((head + body).as_bytes()).unwrap();
+            });
+            etcd.versions(WITHIN)
+        });
+        let took = began.elapsed();
+        assert!((WITHIN..3 * WITHIN).contains(&took), "{took:?}");
+        let found: Vec<&String> = answers.iter().map(|(url, _)| url).collect();
+        assert_eq!(found, urls.iter().collect::<Vec<_>>());
+        let versions = answers.iter().map(|(_, answer)| answer.as_ref().ok());
+        let versions: Vec<_> = versions.map(|version| version.cloned()).collect();
+        let expected = [None, None, None, None, Some("3.5.1".to_owned())];
+        assert_eq!(versions, expected);
     }
 }

@@ -21,6 +21,6 @@ mod unit;
 pub use address::Address;
 pub use deadline::{Deadline, now};
 pub use etcd::{Endpoints, Error, Etcd};
-pub use node::{Node, Options, Stopper};
+pub use node::{Handle, Node, Options, Units};
 pub use store::{Drain, Host, Own, Seen, State, Store, Stored};
 pub use unit::{Link, Report, Step};

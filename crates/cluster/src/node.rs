@@ -12,7 +12,7 @@
 
 use crate::address::Address;
 use crate::deadline::now;
-use crate::store::{Loaded, Own, Seen, Store};
+use crate::store::{Host, Loaded, Own, Seen, Store};
 use crate::unit::{Command, Report, line, nanos};
 use cluster_proto::{Action, Answer, Ask, AskId, At, Config, Done, Machine, Name, Notice, Phase};
 use rustix::process::{
@@ -42,10 +42,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 pub struct Options {
     /// Those of the protocol.
     pub config: Config,
-    /// This machine, with the units that it has a configuration for.
-    pub own: Own,
-    /// Addresses that move with units.
-    pub addresses: BTreeMap<Name, Address>,
+    /// Differs between hosts, and after a restart of a host.
+    pub host: Host,
+    /// The units that this machine has a configuration for.
+    pub units: Units,
     /// Returns the command that serves a unit, for [`crate::Link`].
     pub command: Box<dyn Fn(&str) -> std::process::Command>,
     /// Called once the machine is part of the cluster.
@@ -62,18 +62,34 @@ enum Event {
     Seen(u64, Seen),
     Report(Name, u64, Report),
     Exited(Name, u64, io::Result<ExitStatus>),
+    Reload(Units),
     Stop,
 }
 
-/// Stops a node in order.
-#[derive(Clone)]
-pub struct Stopper(Sender<Event>);
+/// The units that a machine has a configuration for.
+#[derive(Debug, Clone, Default)]
+pub struct Units {
+    /// Their names.
+    pub names: BTreeSet<Name>,
+    /// Addresses that move with units.
+    pub addresses: BTreeMap<Name, Address>,
+}
 
-impl Stopper {
-    /// Asks for the end.
+/// Changes and stops a node.
+#[derive(Clone)]
+pub struct Handle(Sender<Event>);
+
+impl Handle {
+    /// Asks for the end, in order.
     pub fn stop(&self) {
         // The node may have ended.
         let _ = self.0.send(Event::Stop);
+    }
+
+    /// Lets the node serve these units, and no others. Those that it owns and that are not among
+    /// them are closed in order. The processes of the others get SIGHUP, and stay.
+    pub fn reload(&self, units: Units) {
+        let _ = self.0.send(Event::Reload(units));
     }
 }
 
@@ -83,8 +99,10 @@ struct Process {
     pidfd: OwnedFd,
     /// It was ended because the claim is over.
     is_killed: bool,
-    /// It has the address of the unit.
-    has_address: bool,
+    /// Address that this machine has for it.
+    address: Option<Address>,
+    /// It is to get SIGHUP once it serves: before that, the signal would end it.
+    must_reload: bool,
 }
 
 impl Process {
@@ -99,12 +117,14 @@ impl Process {
     }
 }
 
-type Jobs = Sender<(AskId, Ask)>;
+type Jobs = Sender<(AskId, Ask, Arc<Own>)>;
 
 /// The protocol of one machine, with everything that it moves.
 pub struct Node {
     store: Arc<Store>,
     options: Options,
+    /// This machine, with the units that it has, or had, a configuration for.
+    own: Arc<Own>,
     machine: Machine,
     events: Receiver<Event>,
     sender: Sender<Event>,
@@ -127,22 +147,22 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node, and the handle that stops it.
+    /// Creates a node, and its handle.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn new(store: Arc<Store>, options: Options) -> io::Result<(Node, Stopper)> {
+    pub fn new(store: Arc<Store>, options: Options) -> io::Result<(Node, Handle)> {
         let (sender, events) = channel();
         let (patience, pause) = (options.config.patience, options.config.renew);
         let workers = |count: usize| -> io::Result<Jobs> {
-            let (jobs, taken) = channel::<(AskId, Ask)>();
+            let (jobs, taken) = channel::<(AskId, Ask, Arc<Own>)>();
             let taken = Arc::new(Mutex::new(taken));
             for _ in 0..count {
                 let (taken, sender) = (Arc::clone(&taken), sender.clone());
-                let (store, own) = (Arc::clone(&store), options.own.clone());
+                let store = Arc::clone(&store);
                 let work = move || {
                     let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    while let Ok((id, ask)) = next() {
+                    while let Ok((id, ask, own)) = next() {
                         let began = now();
                         let (answer, from) = store.carry_out(&own, &ask, patience);
                         if matches!(answer, Answer::Unknown) {
@@ -162,10 +182,16 @@ impl Node {
         };
         let (renewals, requests) = (workers(RENEWERS)?, workers(WORKERS)?);
         let machine = Machine::new(options.config.clone(), now());
-        let stopper = Stopper(sender.clone());
+        let handle = Handle(sender.clone());
+        let own = Arc::new(Own {
+            name: Name::clone(&options.config.name),
+            host: options.host.clone(),
+            units: options.units.names.clone(),
+        });
         let node = Node {
             store,
             options,
+            own,
             machine,
             events,
             sender,
@@ -182,13 +208,13 @@ impl Node {
             processes: BTreeMap::new(),
             delayed: Vec::new(),
         };
-        Ok((node, stopper))
+        Ok((node, handle))
     }
 
     /// Runs until it is stopped, and its last unit is closed.
     pub fn run(mut self) {
         raise_limit();
-        for address in self.options.addresses.values() {
+        for address in self.options.units.addresses.values() {
             // Of an earlier process.
             if let Err(error) = address.remove() {
                 tracing::warn!(name: "EVFS-1004", "cannot manage the address {address}: {error}");
@@ -284,6 +310,7 @@ impl Node {
             Event::Seen(..) => {}
             Event::Report(unit, epoch, report) => self.reported(&unit, epoch, report),
             Event::Exited(unit, epoch, status) => self.exited(&unit, epoch, &status),
+            Event::Reload(units) => self.reload(units),
             Event::Stop => {
                 self.is_stopping = true;
                 self.note_drain();
@@ -292,13 +319,42 @@ impl Node {
     }
 
     fn note_drain(&mut self) {
-        let drain = self.is_stopping || self.drained.contains(&self.options.own.name);
+        let drain = self.is_stopping || self.drained.contains(&self.own.name);
         self.machine.drain(now(), drain);
+    }
+
+    /// Takes the units of a configuration that has changed.
+    fn reload(&mut self, units: Units) {
+        let known = &self.own.units;
+        let retired: BTreeSet<Name> = known.difference(&units.names).cloned().collect();
+        let added: BTreeSet<Name> = units.names.difference(known).cloned().collect();
+        let serves = |name: &Name| self.machine.phase(name) == Phase::Serving;
+        let processes = self.processes.iter_mut();
+        for ((name, _), process) in processes.filter(|(key, _)| units.names.contains(&key.0)) {
+            if serves(name) {
+                process.signal(Signal::HUP);
+            } else {
+                process.must_reload = true;
+            }
+        }
+        for unit in retired.iter().filter(|unit| serves(unit)) {
+            tracing::info!("{unit} has no table any more: it is closed");
+        }
+        self.options.units = units;
+        self.machine.retire(now(), retired);
+        if !added.is_empty() {
+            let mut own = Own::clone(&self.own);
+            own.units.extend(added);
+            self.own = Arc::new(own);
+            // The next watch begins with the answer, and also sees changes of these units.
+            self.watch.fetch_add(1, Relaxed);
+            self.machine.reload(now());
+        }
     }
 
     fn start_watch(&mut self, revision: u64) {
         let number = self.watch.fetch_add(1, Relaxed) + 1;
-        let (store, own) = (Arc::clone(&self.store), self.options.own.clone());
+        let (store, own) = (Arc::clone(&self.store), Arc::clone(&self.own));
         let (sender, current) = (self.sender.clone(), Arc::clone(&self.watch));
         let watch = move || {
             store.watch(&own, revision, &|seen| {
@@ -324,16 +380,13 @@ impl Node {
                     _ => &self.requests,
                 };
                 // The workers live as long as this value.
-                let _ = to.send((id, ask));
+                let _ = to.send((id, ask, Arc::clone(&self.own)));
             }
             Action::Until(at) => {
                 self.until = at;
                 let command = Command::Until(nanos(at));
                 self.processes.values().for_each(|p| p.tell(&command));
-                let with = self.processes.iter().filter(|(_, p)| p.has_address);
-                for (key, _) in with {
-                    self.renew_address(&key.0);
-                }
+                self.renew_addresses();
             }
             Action::Fence {
                 unit,
@@ -440,7 +493,8 @@ impl Node {
             stream,
             pidfd,
             is_killed: false,
-            has_address: false,
+            address: None,
+            must_reload: false,
         };
         process.tell(&Command::Until(nanos(self.until)));
         let (sender, unit) = (self.sender.clone(), Name::clone(unit));
@@ -478,6 +532,11 @@ impl Node {
             Report::Newer(stored) => self.done(unit, epoch, Done::Newer(stored)),
             Report::Opened => {
                 tracing::info!("{unit} is served with epoch {epoch}");
+                if let Some(process) = self.processes.get_mut(&(Name::clone(unit), epoch))
+                    && std::mem::take(&mut process.must_reload)
+                {
+                    process.signal(Signal::HUP);
+                }
                 self.done(unit, epoch, Done::Opened);
             }
             Report::Failed(why) => {
@@ -522,18 +581,18 @@ impl Node {
         Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0))
     }
 
-    fn renew_address(&self, unit: &Name) {
-        let Some(address) = self.options.addresses.get(unit) else {
-            return;
-        };
-        if let Err(error) = address.add(self.lifetime()) {
-            tracing::warn!(name: "EVFS-1004", "cannot renew the address {address}: {error}");
+    fn renew_addresses(&self) {
+        let addresses = self.processes.values().filter_map(|p| p.address.as_ref());
+        for address in addresses {
+            if let Err(error) = address.add(self.lifetime()) {
+                tracing::warn!(name: "EVFS-1004", "cannot renew the address {address}: {error}");
+            }
         }
     }
 
     /// Adds the address of a unit, if it has one. Returns whether the unit can be reached.
     fn enter_address(&mut self, unit: &Name, epoch: u64) -> bool {
-        let Some(address) = self.options.addresses.get(unit) else {
+        let Some(address) = self.options.units.addresses.get(unit).cloned() else {
             return true;
         };
         let added = address.add(self.lifetime());
@@ -542,17 +601,15 @@ impl Node {
             return false;
         }
         if let Some(process) = self.processes.get_mut(&(Name::clone(unit), epoch)) {
-            process.has_address = true;
+            process.address = Some(address);
         }
         true
     }
 
     fn leave_address(&mut self, unit: &Name, epoch: u64) {
         let process = self.processes.get_mut(&(Name::clone(unit), epoch));
-        if !process.is_some_and(|process| std::mem::take(&mut process.has_address)) {
-            return;
-        }
-        if let Some(address) = self.options.addresses.get(unit)
+        let address = process.and_then(|process| process.address.take());
+        if let Some(address) = address
             && let Err(error) = address.remove()
         {
             tracing::warn!(name: "EVFS-1004", "cannot remove the address {address}: {error}");

@@ -8,13 +8,14 @@
 //! **Invariant:** a unit does nothing before it has a deadline, and its deadline ends it, whatever
 //! state it is in. The end of the connection asks it to stop in order.
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, now};
 use cluster_proto::At;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A command to a unit.
@@ -60,6 +61,8 @@ pub enum Step {
 pub struct Link {
     writer: Mutex<UnixStream>,
     steps: Mutex<Receiver<Step>>,
+    /// The deadline, as in [`Command::Until`].
+    until: Arc<AtomicU64>,
 }
 
 impl Link {
@@ -79,16 +82,21 @@ impl Link {
         let deadline = Deadline::new()?;
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let first = lines.next().transpose()?.unwrap_or_default();
-        match serde_json::from_str(&first) {
-            Ok(Command::Until(at)) => deadline.set(At(Duration::from_nanos(at)))?,
-            _ => {
-                let why = "this option is for processes that `evfs up --cluster` starts";
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-            }
-        }
+        let Ok(Command::Until(first)) = serde_json::from_str(&first) else {
+            let why = "this option is for processes that `evfs up --cluster` starts";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        };
+        let until = Arc::new(AtomicU64::new(first));
+        let known = Arc::clone(&until);
+        let set = move |at: u64| {
+            deadline.set(At(Duration::from_nanos(at)))?;
+            known.store(at, Relaxed);
+            Ok(())
+        };
+        set(first)?;
         let (send, steps) = channel();
         let reader = move || {
-            read(lines, &deadline, &send);
+            read(lines, &set, &send);
             stop();
         };
         std::thread::Builder::new()
@@ -97,7 +105,14 @@ impl Link {
         Ok(Link {
             writer: Mutex::new(stream),
             steps: Mutex::new(steps),
+            until,
         })
+    }
+
+    /// Returns the time left until the deadline.
+    pub fn left(&self) -> Duration {
+        let until = Duration::from_nanos(self.until.load(Relaxed));
+        until.saturating_sub(now().0)
     }
 
     /// Waits for the next step. `None`: the unit is to stop.
@@ -115,7 +130,7 @@ impl Link {
 
 fn read(
     lines: impl Iterator<Item = io::Result<String>>,
-    deadline: &Deadline,
+    set_deadline: &dyn Fn(u64) -> io::Result<()>,
     steps: &Sender<Step>,
 ) {
     for text in lines.map_while(Result::ok) {
@@ -124,7 +139,7 @@ fn read(
         };
         let step = match command {
             Command::Until(at) => {
-                if deadline.set(At(Duration::from_nanos(at))).is_err() {
+                if set_deadline(at).is_err() {
                     return;
                 }
                 continue;
@@ -149,19 +164,23 @@ pub(crate) fn nanos(at: At) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deadline::now;
 
     #[test]
     fn steps_arrive_in_order_and_the_end_of_the_connection_stops() {
         let (node, unit) = UnixStream::pair().unwrap();
         let (stop, stopped) = channel();
-        let far = Command::Until(nanos(now() + Duration::from_secs(600)));
-        for command in [far.clone(), Command::Fence, far, Command::Open] {
+        let until = |secs| Command::Until(nanos(now() + Duration::from_secs(secs)));
+        for command in [until(300), Command::Fence, until(600), Command::Open] {
             writeln!(&node, "{}", line(&command)).unwrap();
         }
         let link = Link::new(unit, move || stop.send(()).unwrap()).unwrap();
         assert_eq!(link.next_step(), Some(Step::Fence));
         assert_eq!(link.next_step(), Some(Step::Open));
+        let left = link.left().as_secs();
+        assert!(
+            (590..700).contains(&left),
+            "the last deadline counts: {left} s"
+        );
         link.report(&Report::Newer(7));
         let mut answer = String::new();
         BufReader::new(&node).read_line(&mut answer).unwrap();

@@ -84,6 +84,10 @@ pub(crate) fn of_open(name: &str, failure: Failure) -> Error {
             ErrorKind::Permission,
             "the user may not open the image; its capabilities need `profile rbd`",
         ),
+        ("rados_blocklist_add", libc::EPERM | libc::EACCES) => (
+            ErrorKind::Permission,
+            "the user may not fence other clients; its capability for monitors needs `profile rbd`",
+        ),
         (_, errno) => (kind(errno), "Ceph reports an error"),
     };
     Error::new(kind, name, format!("{what} ({text})"))
@@ -104,5 +108,11 @@ mod tests {
         let none = of_open("rbd:p/i", Failure { call, errno });
         assert_eq!(none.kind(), ErrorKind::NotFound);
         assert!(none.to_string().contains("rbd ls"), "{none}");
+        for errno in [libc::EPERM, libc::EACCES] {
+            let call = "rados_blocklist_add";
+            let refused = of_open("rbd:p/i", Failure { call, errno });
+            assert_eq!(refused.kind(), ErrorKind::Permission);
+            assert!(refused.to_string().contains("profile rbd"), "{refused}");
+        }
     }
 }

@@ -259,17 +259,7 @@ impl Shared {
                 })?
             }
         };
-        cluster.blocklist(&address, FENCE_SECS).map_err(|failure| {
-            let why = format!(
-                "the user may not fence other clients ({}); its capability for monitors needs \
-                 `profile rbd`",
-                failure.text()
-            );
-            match failure.errno {
-                libc::EACCES | libc::EPERM => self.error(ErrorKind::Permission, why),
-                _ => failed(failure),
-            }
-        })?;
+        cluster.blocklist(&address, FENCE_SECS).map_err(failed)?;
         // The client that takes the lock over waits for this map as well, so that every OSD knows
         // the blocklist before it serves that client.
         cluster.wait_for_latest_map().map_err(failed)

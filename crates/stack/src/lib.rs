@@ -59,7 +59,7 @@ pub use existing::Existing;
 pub use in_use::InUseRecord;
 pub use notify::Manager;
 pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
-pub use ownership::Ownership;
+pub use ownership::{Held, Ownership};
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,

@@ -91,7 +91,7 @@ impl Manager {
     }
 
     /// Reports the beginning of a reload. It ends with the next [`Manager::serving`].
-    pub(crate) fn reloading(&mut self) {
+    pub fn reloading(&mut self) {
         let now = clock_gettime(ClockId::Monotonic);
         let usec = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
         self.send(&format!(

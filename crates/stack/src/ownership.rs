@@ -40,6 +40,18 @@ pub trait Ownership: Send + Sync {
     /// # Errors
     /// The claim is over.
     fn stored(&self) -> Result<()>;
+
+    /// Returns what this process knows of the claim, once it has an epoch.
+    fn held(&self) -> Option<Held>;
+}
+
+/// A claim with an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Each owner of the device has a higher one than the owner before it.
+    pub epoch: u64,
+    /// Time after which the kernel ends this process, unless the lease of its machine is renewed.
+    pub left: Duration,
 }
 
 /// Fences earlier owners on every path, if that is necessary. Without paths, the device is a file or

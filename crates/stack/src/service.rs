@@ -57,7 +57,7 @@ pub use mount::{MountSpec, sync_timeout};
 pub use schedule::KeepSnapshots;
 pub use scrubs::ScheduledScrub;
 pub use spec::ServiceSpec;
-pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
+pub use status::{CipherStatus, ClusterStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 
 /// Devices and exports of a service. Dropping it also closes the exports.
 trait Graph: Send + Sync {

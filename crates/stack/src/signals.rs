@@ -140,7 +140,7 @@ impl StopSignals {
     }
 
     /// Reports whether a reload was requested since the last call.
-    pub(crate) fn reload_asked(&self) -> bool {
+    pub fn reload_asked(&self) -> bool {
         !self.hangup_stops() && self.hangup.swap(false, Ordering::SeqCst)
     }
 

@@ -5,11 +5,13 @@
 //! no machine serves a unit while another one answers clients for it.
 
 mod disk;
+mod fault;
 mod store;
 
 use block_testing::Random;
 use cluster_proto::{Action, Answer, Ask, AskId, At, Config, Done, Machine, Name, Notice, Phase};
 use disk::{Disk, Operation, Reply};
+pub use fault::Fault;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -53,27 +55,6 @@ pub struct Rules {
     pub planted: Planted,
 }
 
-/// What happens to a world.
-#[derive(Debug, Clone, Copy)]
-pub enum Fault {
-    /// The process of a machine dies, and another one starts after that time.
-    Kill(usize, u64),
-    /// The process of a machine is stopped for that time; its clock goes on.
-    Stop(usize, u64),
-    /// All of a machine stands still for that time, its clock too.
-    Freeze(usize, u64),
-    /// A machine does not reach the store.
-    NoStore(usize, u64),
-    /// A machine does not reach the disks by one path, or by all.
-    NoDisks(usize, Option<usize>, u64),
-    /// The store answers nothing.
-    Stall(u64),
-    /// A machine gives up its units for that time.
-    Drain(usize, u64),
-    /// An administrator moves a unit.
-    Move(usize, usize),
-}
-
 #[derive(Debug)]
 enum Event {
     Wake,
@@ -90,6 +71,10 @@ enum Event {
     Continue,
     Reach(Link),
     Drained,
+    /// The configuration has a table for a unit again.
+    Restored(Name),
+    /// A machine reads its configuration again.
+    Hangup,
 }
 
 /// A connection that a fault interrupts.
@@ -153,6 +138,9 @@ struct Host {
     /// Units that are served, with their epochs, and writes without an answer.
     serving: BTreeMap<Name, (u64, u32)>,
     tasks: BTreeMap<Task, usize>,
+    /// Units without a table in the configuration, and those of its process.
+    absent: BTreeSet<Name>,
+    retired: BTreeSet<Name>,
     /// Events that wait until it goes on.
     held: Vec<Event>,
     wakes: u64,
@@ -242,6 +230,8 @@ impl World {
                 disks: [true; PATHS],
                 serving: BTreeMap::new(),
                 tasks: BTreeMap::new(),
+                absent: BTreeSet::new(),
+                retired: BTreeSet::new(),
                 held: Vec::new(),
                 wakes: u64::MAX,
             });
@@ -322,7 +312,11 @@ impl World {
             let is_own = self.hosts[next.host].process == next.process;
             let survives = matches!(
                 *next.event,
-                Event::ToStore(..) | Event::ToDisk(..) | Event::Reach(_) | Event::Continue
+                Event::ToStore(..)
+                    | Event::ToDisk(..)
+                    | Event::Reach(_)
+                    | Event::Continue
+                    | Event::Restored(_)
             );
             if is_own || survives {
                 self.happen(next.host, next.process, *next.event);
@@ -338,6 +332,10 @@ impl World {
             Event::ToDisk(number, path, operation) => self.ask_disk(host, number, path, operation),
             Event::Reach(link) => self.reach(host, link),
             Event::Continue => self.go_on(host),
+            Event::Restored(unit) => {
+                self.hosts[host].absent.remove(&unit);
+                self.push(0, host, Event::Hangup);
+            }
             Event::Wake if waits => {}
             Event::Wake => {
                 self.hosts[host].wakes = u64::MAX;
@@ -370,13 +368,25 @@ impl World {
                 let now = At(Duration::from_nanos(self.clock(host)));
                 self.hosts[host].machine = Some(Machine::new(config, now));
                 self.push(self.rules.write_every, host, Event::Write);
-                self.with(host, |_| {});
+                self.hang_up(host);
             }
+            Event::Hangup => self.hang_up(host),
             Event::Drained => {
                 let now = At(Duration::from_nanos(self.clock(host)));
                 self.with(host, |machine| machine.drain(now, false));
             }
         }
+    }
+
+    /// Lets a machine read its configuration.
+    fn hang_up(&mut self, host: usize) {
+        let now = At(Duration::from_nanos(self.clock(host)));
+        let absent = self.hosts[host].absent.clone();
+        self.hosts[host].retired.clone_from(&absent);
+        self.with(host, |machine| {
+            machine.retire(now, absent);
+            machine.reload(now);
+        });
     }
 
     /// Calls a machine and does what it wants.
@@ -450,6 +460,9 @@ impl World {
                 self.push(DISK_PATIENCE, host, Event::TooLate(task));
             }
             Action::Open { unit, epoch } => {
+                if self.hosts[host].retired.contains(&unit) {
+                    self.violated(&format!("m{host} opens {unit}, which it has no table for"));
+                }
                 let after = 5 * MS + self.random.below(100 * MS);
                 self.push(after, host, Event::Ends(unit, epoch, Done::Opened));
             }
@@ -600,103 +613,6 @@ impl World {
         };
         self.send(host, &unit, path, operation);
     }
-
-    /// Ends the process of a host.
-    fn kill(&mut self, host: usize, restart: u64) {
-        let units: Vec<Name> = self.hosts[host].serving.keys().cloned().collect();
-        for unit in units {
-            self.ends_service(host, &unit);
-        }
-        let own = &mut self.hosts[host];
-        own.machine = None;
-        own.process += 1;
-        own.tasks.clear();
-        own.held.clear();
-        (own.stopped, own.wakes, own.frozen_at) = (0, u64::MAX, None);
-        own.clock.1 = own.clock.1.min(self.now);
-        self.store.forget(host);
-        self.push(restart, host, Event::Restart);
-    }
-
-    /// Lets a fault happen.
-    pub fn suffer(&mut self, fault: Fault) {
-        self.note(|| format!("{fault:?}"));
-        match fault {
-            Fault::Kill(host, restart) => self.kill(host, restart),
-            Fault::Stop(host, time) | Fault::Freeze(host, time) => {
-                if self.hosts[host].machine.is_none() || self.hosts[host].stopped > self.now {
-                    return;
-                }
-                let is_frozen = matches!(fault, Fault::Freeze(..));
-                let shown = self.clock(host);
-                let own = &mut self.hosts[host];
-                own.stopped = self.now + time;
-                if is_frozen {
-                    own.frozen_at = Some(shown);
-                    own.clock = (shown, self.now + time, own.clock.2);
-                }
-                self.push(time, host, Event::Continue);
-            }
-            Fault::NoStore(host, time) => {
-                self.hosts[host].store = false;
-                self.push(time, host, Event::Reach(Link::Store));
-            }
-            Fault::NoDisks(host, path, time) => {
-                let affected = |at: usize| path.is_none_or(|path| path == at);
-                for at in (0..PATHS).filter(|at| affected(*at)) {
-                    self.hosts[host].disks[at] = false;
-                }
-                self.push(time, host, Event::Reach(Link::Disks(path)));
-            }
-            Fault::Stall(time) => self.store.stall(self.now, time),
-            Fault::Drain(host, time) => {
-                let now = At(Duration::from_nanos(self.clock(host)));
-                if self.hosts[host].stopped <= self.now {
-                    self.with(host, |machine| machine.drain(now, true));
-                    self.push(time, host, Event::Drained);
-                }
-            }
-            Fault::Move(number, to) => {
-                let told = self.store.wish(&unit(number), name(to));
-                self.pass_on(told);
-            }
-        }
-    }
-
-    fn reach(&mut self, host: usize, link: Link) {
-        match link {
-            Link::Store => {
-                self.hosts[host].store = true;
-                let missed = self.store.reconnects(host);
-                self.push(50 * MS, host, Event::Noticed(missed));
-            }
-            Link::Disks(path) => {
-                let affected = |at: usize| path.is_none_or(|path| path == at);
-                for at in (0..PATHS).filter(|at| affected(*at)) {
-                    self.hosts[host].disks[at] = true;
-                }
-            }
-        }
-    }
-
-    /// A process goes on, unless its own timer has killed it.
-    fn go_on(&mut self, host: usize) {
-        if self.hosts[host].stopped > self.now || self.hosts[host].machine.is_none() {
-            return;
-        }
-        let is_serving = !self.hosts[host].serving.is_empty();
-        if is_serving && self.hosts[host].until <= self.clock(host) {
-            self.kill(host, SECOND);
-            return;
-        }
-        self.hosts[host].wakes = u64::MAX;
-        let held = std::mem::take(&mut self.hosts[host].held);
-        for event in held {
-            self.push(0, host, event);
-        }
-        let now = At(Duration::from_nanos(self.clock(host)));
-        self.with(host, |machine| machine.tick(now));
-    }
 }
 
 /// The store.
@@ -789,7 +705,15 @@ impl World {
         self.store.load()
     }
 
-    /// Returns a host that serves units.
+    /// Returns the only host that serves a unit.
+    pub fn owner(&self, number: usize) -> usize {
+        let serves = |host: &usize| self.hosts[*host].serving.contains_key(&unit(number));
+        let all: Vec<usize> = (0..self.hosts.len()).filter(serves).collect();
+        assert_eq!(all.len(), 1, "EVFS_SEED={}: {all:?}", self.rules.seed);
+        all[0]
+    }
+
+    /// Returns how many units a host serves.
     pub fn serving(&self, host: usize) -> usize {
         self.hosts[host].serving.len()
     }

@@ -309,8 +309,12 @@ fn init(
 }
 
 fn shown(store: &Store) -> Result<Shown> {
-    let members = store.etcd().versions(WITHIN).into_iter();
-    let etcd = members.map(|(url, answer)| {
+    let (members, state) = std::thread::scope(|scope| {
+        let members = scope.spawn(|| store.etcd().versions(WITHIN));
+        let state = state(store);
+        (members.join().unwrap_or_default(), state)
+    });
+    let etcd = members.into_iter().map(|(url, answer)| {
         let (version, error) = match answer {
             Ok(version) => (Some(version), None),
             Err(error) => (None, Some(error.to_string())),
@@ -322,7 +326,7 @@ fn shown(store: &Store) -> Result<Shown> {
         }
     });
     let etcd: Vec<Member> = etcd.collect();
-    let state = state(store)?;
+    let state = state?;
     let alive: BTreeMap<&Name, u64> = state
         .machines
         .iter()
@@ -698,7 +702,8 @@ fn remove(context: &Context, store: &Store, unit: &str, yes: Yes) -> Result<u8> 
         && alive.contains(&(Name::clone(&holder.claim.machine), holder.claim.lease))
     {
         return Err(Error::Busy(format!(
-            "machine {} serves {unit}; remove its table there, and drain the machine first",
+            "machine {} serves {unit}; first remove its table on all machines, and send HUP to \
+             `evfs up --cluster` there",
             holder.claim.machine
         )));
     }

@@ -2,15 +2,16 @@
 //! of a process that it starts for a unit.
 
 use super::service::end;
-use crate::background;
+use crate::{background, log};
 use cli::{Context, output};
-use cluster::{Address, Endpoints, Host, Link, Node, Options, Own, Report, Step, Store};
+use cluster::{Address, Endpoints, Handle, Host, Link, Node, Options, Report, Step, Store, Units};
 use cluster_proto::{Config, Name};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use stack::config::{ConfigFile, ServiceTable};
-use stack::{Ended, Error, Manager, Ownership, Result, ServiceSpec, Settings, StopSignals, exit};
-use std::collections::BTreeMap;
+use stack::{
+    Ended, Error, Held, Manager, Ownership, Result, ServiceSpec, Settings, StopSignals, exit,
+};
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// Pause between two looks at a node that may be stuck.
 const LOOK: Duration = Duration::from_millis(500);
+/// What a service manager is told that this process serves.
+const SERVES: [&str; 1] = ["the units of a cluster"];
 
 /// Creates the client of the cluster that the settings name.
 ///
@@ -72,38 +75,16 @@ pub fn may_be_unit(entry: &ServiceTable) -> Result<()> {
 pub fn serve(
     context: &Context,
     config: &ConfigFile,
-    entries: Vec<ServiceTable>,
+    read: impl Fn(&Settings) -> Result<Vec<ServiceTable>> + Send + 'static,
     ready: Option<background::Ready>,
 ) -> Result<u8> {
     let signals = StopSignals::for_service()?;
+    let place = config.path().display().to_string();
+    let read = move |settings: &Settings| units(&place, &read(settings)?);
+    let units = read(&context.settings)?;
     let store = Arc::new(store(&context.settings)?);
     let name = Name::from(context.settings.cluster_name());
-    let mut addresses = BTreeMap::new();
     let _alone = alone(&context.settings)?;
-    for entry in &entries {
-        may_be_unit(entry)?;
-        let wrong = |detail: String| Error::Config {
-            place: format!("{}: {}", config.path().display(), entry.table()),
-            detail,
-        };
-        if let Some(text) = &entry.address {
-            let address: Address = text.parse().map_err(wrong)?;
-            let is_same = |other: &Address| other.ip == address.ip;
-            if addresses.values().any(is_same) {
-                return Err(wrong(format!(
-                    "another table has the address {}, too",
-                    address.ip
-                )));
-            }
-            addresses.insert(Name::from(entry.spec.name()), address);
-        }
-    }
-    let units = entries.iter().map(|entry| Name::from(entry.spec.name()));
-    let own = Own {
-        name: Name::clone(&name),
-        host: host(),
-        units: units.collect(),
-    };
     let program = std::env::current_exe().map_err(|e| Error::Failed(e.to_string()))?;
     let file = std::path::absolute(config.path()).unwrap_or_else(|_| config.path().to_owned());
     let command = move |unit: &str| {
@@ -118,11 +99,15 @@ pub fn serve(
     };
     let json = context.json;
     let manager = Arc::new(Mutex::new(Manager::of_environment()));
-    let (told, count) = (Arc::clone(&manager), entries.len());
+    let (told, count) = (Arc::clone(&manager), units.names.len());
     let mut ready = ready;
+    let machine = Name::clone(&name);
+    let is_member = Arc::new(AtomicBool::new(false));
+    let joined = Arc::clone(&is_member);
     let announce = move || {
-        let text = format!("{name}: a machine of the cluster, which may serve {count} units");
-        lock(&told).serving(["the units of a cluster"].into_iter());
+        let text = format!("{machine}: a machine of the cluster, which may serve {count} units");
+        joined.store(true, Relaxed);
+        lock(&told).serving(SERVES.into_iter());
         match ready.take() {
             Some(ready) => ready.report_ready(if json { "" } else { &text }),
             None => output::say(json, &text),
@@ -131,15 +116,15 @@ pub fn serve(
     let is_alive = Arc::new(AtomicBool::new(false));
     let beats = Arc::clone(&is_alive);
     let options = Options {
-        config: Config::new(Name::clone(&own.name)),
-        own,
-        addresses,
+        config: Config::new(name),
+        host: host(),
+        units,
         command: Box::new(command),
         ready: Box::new(announce),
         alive: Box::new(move || beats.store(true, Relaxed)),
     };
     let failed = |e: std::io::Error| Error::Failed(format!("cannot start a thread: {e}"));
-    let (node, stopper) = Node::new(store, options).map_err(failed)?;
+    let (node, handle) = Node::new(store, options).map_err(failed)?;
     signals.stop_in_order();
     let signal = Arc::new(Mutex::new(0));
     let seen = Arc::clone(&signal);
@@ -161,7 +146,18 @@ pub fn serve(
                 is_stopping = true;
                 lock(&manager).stopping();
                 *lock(&seen) = signal;
-                stopper.stop();
+                handle.stop();
+            }
+            if !is_stopping && signals.reload_asked() {
+                // Before it is ready, it has no state that it could return to.
+                let is_member = is_member.load(Relaxed);
+                if is_member {
+                    lock(&manager).reloading();
+                }
+                reload(&read, &handle);
+                if is_member {
+                    lock(&manager).serving(SERVES.into_iter());
+                }
             }
         }
     };
@@ -174,6 +170,53 @@ pub fn serve(
         0 => Ok(exit::OK),
         signal => end(Ended::Signal(signal)),
     }
+}
+
+/// Reads the settings and the tables again. If they cannot be read, everything stays as it is.
+fn reload(read: &impl Fn(&Settings) -> Result<Units>, handle: &Handle) {
+    tracing::info!("HUP: reloading the settings and the units");
+    let units = Settings::load().and_then(|settings| {
+        let units = read(&settings)?;
+        log::reload(settings.log_level());
+        Ok(units)
+    });
+    match units {
+        Ok(units) => handle.reload(units),
+        Err(error) => tracing::error!(
+            name: "EVFS-0807",
+            "HUP: configuration not reloaded: {}",
+            error.chain()
+        ),
+    }
+}
+
+/// Returns the units that tables are, with their addresses. `place`: file of the tables.
+///
+/// # Errors
+/// A table cannot be a unit, or an address is wrong or is that of two units.
+fn units(place: &str, entries: &[ServiceTable]) -> Result<Units> {
+    let mut units = Units::default();
+    for entry in entries {
+        may_be_unit(entry)?;
+        let wrong = |detail: String| Error::Config {
+            place: format!("{place}: {}", entry.table()),
+            detail,
+        };
+        let name = Name::from(entry.spec.name());
+        if let Some(text) = &entry.address {
+            let address: Address = text.parse().map_err(wrong)?;
+            let is_same = |other: &Address| other.ip == address.ip;
+            if units.addresses.values().any(is_same) {
+                return Err(wrong(format!(
+                    "another table has the address {}, too",
+                    address.ip
+                )));
+            }
+            units.addresses.insert(Name::clone(&name), address);
+        }
+        units.names.insert(name);
+    }
+    Ok(units)
 }
 
 /// Keeps a second process for this machine from running.
@@ -314,6 +357,12 @@ impl Ownership for Claim {
             self.next(&mut steps)?;
         }
         Ok(())
+    }
+
+    fn held(&self) -> Option<Held> {
+        let epoch = lock(&self.steps).epoch?;
+        let left = self.link.left();
+        Some(Held { epoch, left })
     }
 }
 

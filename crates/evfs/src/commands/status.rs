@@ -179,6 +179,7 @@ fn add_details(out: &mut String, v: &Value, is_alone: bool) {
     if let Some(cell) = v["cell"].as_str() {
         let _ = writeln!(out, "    cell  {cell}");
     }
+    add_claim(out, v);
     add_record(out, v);
     add_lun(out, v);
     for export in v["exports"].as_array().into_iter().flatten() {
@@ -241,6 +242,20 @@ fn add_health(out: &mut String, v: &Value, is_alone: bool) {
             let _ = writeln!(out, "    dirty none: all data is written back");
         }
         _ => {}
+    }
+}
+
+/// Adds the claim of a unit of a cluster.
+fn add_claim(out: &mut String, v: &Value) {
+    let cluster = &v["cluster"];
+    let (epoch, lease) = (cluster["epoch"].as_u64(), cluster["lease_ms"].as_u64());
+    if let Some((epoch, lease)) = epoch.zip(lease) {
+        let _ = writeln!(
+            out,
+            "    unit  of machine {} in its cluster, epoch {epoch}, lease for {:.1} s",
+            cluster["machine"].as_str().unwrap_or("-"),
+            lease as f64 / 1e3
+        );
     }
 }
 
@@ -316,6 +331,7 @@ mod tests {
             "name": "disk", "device": "disk1", "size": 1 << 30, "key_bits": 256,
             "kernel": "vaes", "role": "owner", "threads": 2, "pid": 7, "read_only": false,
             "uptime_seconds": 61, "in_use_record": "kept", "lun": "disk1",
+            "cluster": { "machine": "m1", "epoch": 7, "lease_ms": 1900 },
             "health": {
                 "state": "degraded", "reasons": ["1 of 2 paths failed"],
                 "paths": 2, "paths_failed": 1, "errors": 3,
@@ -335,6 +351,7 @@ disk     degraded          1 GiB     -     8 KiB     1 min disk1
     health 1 of 2 paths failed, 3 errors since the start
     why   1 of 2 paths failed
     dirty 8 KiB not written back, the oldest for 450 ms
+    unit  of machine m1 in its cluster, epoch 7, lease for 1.9 s
     record kept: other machines see that it is in use
     lun   disk1  -
     nbd   /run/disk.nbd

@@ -15,8 +15,8 @@ use serde_json::Value;
 use stack::config::{ConfigFile, ServiceTable};
 use stack::control::{self, ControlRequest};
 use stack::{
-    Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Service, StopSignals,
-    confine, exit,
+    Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Service, Settings,
+    StopSignals, confine, exit,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,9 @@ allow-discards and direct.
 On HUP, `evfs up` writes all data to stable storage and reloads the configuration: it starts new tables and \
 detaches removed ones. A changed table takes effect after `evfs detach NAME` and another HUP; if it was the \
 only table, `evfs detach NAME` ends the process, and `evfs up` starts it again. `evfs status` reports a HUP \
-that failed. HUP also applies the settings log.level and cache.tunables.
+that failed. HUP also applies the settings log.level and cache.tunables. With --cluster, a new table may be \
+served from then on, a removed one is closed and moves to another machine, and a changed one takes effect when \
+the unit is opened the next time, for example after `evfs detach NAME`.
 
 A service manager that sets NOTIFY_SOCKET, such as systemd, is notified when everything is ready, of a \
 reload and of the end; with WATCHDOG_USEC, also that the process answers.
@@ -93,8 +95,9 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
     in_background(args.background, |ready| {
         if args.cluster {
             let config = ConfigFile::or_settings(args.config.as_deref());
-            let entries = read(&config, &args.only, context.settings.threads())?;
-            return cluster_units::serve(context, &config, entries, ready);
+            let file = config.clone();
+            let read = move |settings: &Settings| read(&file, &args.only, settings.threads());
+            return cluster_units::serve(context, &config, read, ready);
         }
         attach_all(context, &args, ready, &mut || Ok(()))
     })
@@ -128,6 +131,7 @@ fn attach_all(
         context: context.clone(),
         config,
         only: args.only.clone(),
+        is_claim: args.claim,
         run_dir: stack::run_dir(&context.settings.run_dir())?,
         cache,
         kept,
@@ -179,6 +183,8 @@ struct Up {
     config: ConfigFile,
     /// Names of the only tables to serve; empty for all.
     only: Vec<String>,
+    /// This process serves one unit of a cluster.
+    is_claim: bool,
     run_dir: PathBuf,
     cache: Arc<ProcessCache>,
     /// Privileges kept for tables that are added later.
@@ -246,7 +252,9 @@ impl Up {
         for entry in wanted {
             let name = entry.spec.name();
             if let Some(before) = running.iter().find(|other| other.spec.name() == name) {
-                let how = if alone {
+                let how = if self.is_claim {
+                    format!("`evfs detach {name}`; a machine of the cluster then serves it again")
+                } else if alone {
                     format!("`evfs detach {name}; {again}`")
                 } else {
                     format!(

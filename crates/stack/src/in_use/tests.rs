@@ -223,6 +223,10 @@ impl Ownership for Claimed {
     fn stored(&self) -> Result<()> {
         Ok(())
     }
+
+    fn held(&self) -> Option<crate::Held> {
+        None
+    }
 }
 
 #[test]

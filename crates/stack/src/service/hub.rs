@@ -382,6 +382,7 @@ pub(super) struct Slot {
     note: Mutex<Option<String>>,
     hup: Arc<Mutex<Option<String>>>,
     listener: Arc<Listener>,
+    settings: Settings,
     /// Underlying LUN, while it is open.
     lun: Mutex<Option<Arc<OpenLun>>>,
     /// State of the LUN just before it was closed.
@@ -401,6 +402,7 @@ impl Slot {
             note: Mutex::default(),
             hup: Arc::clone(hup),
             listener: Arc::clone(&service.listener),
+            settings: service.settings.clone(),
             lun: Mutex::new(service.open.disk.lun().cloned()),
             lun_last: OnceLock::new(),
             ended: Mutex::default(),
@@ -444,12 +446,13 @@ impl Slot {
     }
 
     /// Returns the current status, with the state of the LUN.
-    fn status_now(&self) -> Status {
+    pub(super) fn status_now(&self) -> Status {
         let mut status = self.with(Service::status_now).unwrap_or_else(|| {
             let mut status = self.status.clone();
             status.note_stop();
             status
         });
+        status.note_claim(&self.settings);
         // Also during a detach, which waits for the LUN.
         let lun = lock(&self.lun).as_deref().map(crate::lun::health);
         let lun = lun.or_else(|| self.lun_last.get().cloned());
@@ -474,7 +477,7 @@ impl Slot {
     }
 
     /// Collects the metrics of the service and of its process.
-    fn samples(&self) -> Samples {
+    pub(super) fn samples(&self) -> Samples {
         let mut samples = Samples::default();
         scrape::of_status(&self.status_now(), &mut samples);
         self.with(|service| service.add_samples(&mut samples));

@@ -42,6 +42,15 @@ pub(super) fn of_status(status: &Status, to: &mut Samples) {
         let labels = [volume, ("kind", export.kind), ("at", &*export.at)];
         to.count(metrics::EXPORT_INFO, &labels, 1);
     }
+    if let Some(cluster) = &status.cluster {
+        let labels = [volume, ("machine", &*cluster.machine)];
+        to.count(metrics::CLUSTER_EPOCH, &labels, cluster.epoch);
+        to.add(
+            metrics::CLUSTER_LEASE,
+            &labels,
+            cluster.lease_ms as f64 / 1e3,
+        );
+    }
     to.count(metrics::SIZE, &[volume], status.size);
     to.count(metrics::READ_ONLY, &[volume], u64::from(status.read_only));
     if let Some(space) = &status.space {

@@ -4,6 +4,8 @@ use super::health::{Health, State};
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
 use crate::lun::LunHealth;
+use crate::ownership::{Held, Ownership};
+use crate::settings::Settings;
 use crate::text::path_as_text;
 use crate::unix_time;
 use crate::volume::{Cipher, OpenedDevice};
@@ -82,6 +84,9 @@ pub struct Status {
     /// Served cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
+    /// Claim on the unit of a cluster that the service is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterStatus>,
     /// State of the in-use record, which other machines check: `kept`, `reader`, `impossible` or
     /// `lost`.
     #[schemars(with = "String")]
@@ -134,6 +139,17 @@ pub struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<LunHealth>")]
     pub lun_state: Option<Value>,
+}
+
+/// The claim of a process on the unit that it serves.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct ClusterStatus {
+    /// Name of this machine in the cluster.
+    pub machine: String,
+    /// Number of the claim: each owner of the unit has a higher one than the owner before it.
+    pub epoch: u64,
+    /// Time in milliseconds after which the unit ends, unless the machine renews its lease.
+    pub lease_ms: u64,
 }
 
 /// State of the write-back of acknowledged data.
@@ -234,6 +250,7 @@ impl Status {
             fileset: None,
             format: None,
             cell: None,
+            cluster: None,
             in_use_record: open.disk.in_use_record(),
             read_only: info.read_only,
             discards: info.discard,
@@ -315,6 +332,16 @@ impl Status {
             );
             self.warn_of(State::Degraded, warning);
         }
+    }
+
+    /// Sets the claim of the process, if the service is a unit of a cluster.
+    pub(crate) fn note_claim(&mut self, settings: &Settings) {
+        let held = settings.ownership().and_then(Ownership::held);
+        self.cluster = held.map(|Held { epoch, left }| ClusterStatus {
+            machine: settings.cluster_name(),
+            epoch,
+            lease_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        });
     }
 
     /// Marks the service as being detached.

@@ -3,11 +3,13 @@
 use super::hub::Slot;
 use super::*;
 use crate::device::Disk;
+use crate::{Held, Ownership, metrics};
 use block::Stats;
 use path_file::FileDevice;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Steps that a graph has taken, and the step that fails.
 #[derive(Default)]
@@ -169,4 +171,55 @@ fn a_stop_by_force_ends_the_service_even_if_data_is_lost() {
     assert!(matches!(lost, Error::DataLost(_)), "{lost}");
     assert_eq!(script.taken(), ["close exports", "close"]);
     assert!(script.gone.load(Ordering::SeqCst));
+}
+
+/// A claim with the epoch 7, and 1.5 seconds left.
+struct Owner;
+
+impl Ownership for Owner {
+    fn must_fence(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn fenced(&self, _result: &Result<()>) {}
+
+    fn epoch(&self) -> Result<u64> {
+        Ok(7)
+    }
+
+    fn newer(&self, _epoch: u64) {}
+
+    fn stored(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn held(&self) -> Option<Held> {
+        let left = Duration::from_millis(1500);
+        Some(Held { epoch: 7, left })
+    }
+}
+
+#[test]
+fn a_unit_of_a_cluster_reports_its_claim_and_other_services_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let slot = Slot::new(started(dir.path(), &Arc::default()), &Arc::default()).unwrap();
+    assert!(slot.status_now().cluster.is_none());
+    assert!(!metrics::text(&slot.samples()).contains("evfs_cluster_epoch{"));
+    drop(slot);
+    let mut service = started(dir.path(), &Arc::default());
+    let name = |key: &str| (key == "EVFS_CLUSTER_NAME").then(|| "m1".into());
+    service.settings = Settings::of_env(&name).for_owner(Arc::new(Owner));
+    let slot = Slot::new(service, &Arc::default()).unwrap();
+    let claim = slot.status_now().cluster.unwrap();
+    assert_eq!(
+        (&*claim.machine, claim.epoch, claim.lease_ms),
+        ("m1", 7, 1500)
+    );
+    let text = metrics::text(&slot.samples());
+    for line in [
+        "\nevfs_cluster_epoch{volume=\"x\",machine=\"m1\"} 7\n",
+        "\nevfs_cluster_lease_seconds{volume=\"x\",machine=\"m1\"} 1.5\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
 }

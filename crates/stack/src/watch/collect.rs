@@ -199,6 +199,7 @@ impl Watched {
             state: "not answering".to_owned(),
             reasons: Vec::new(),
             error: Some(why),
+            lease_ms: None,
             uptime_seconds: None,
             dirty_bytes: None,
             oldest_dirty_ms: None,

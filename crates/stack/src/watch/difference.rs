@@ -67,6 +67,8 @@ impl<'a> Interval<'a> {
             error: None,
             device: text("device"),
             exports: texts(&status["exports"], |export| &export["at"]),
+            epoch: status["cluster"]["epoch"].as_u64(),
+            lease_ms: status["cluster"]["lease_ms"].as_u64(),
             pid: status["pid"].as_u64(),
             uptime_seconds: status["uptime_seconds"].as_u64(),
             size_bytes: status["size"].as_u64(),

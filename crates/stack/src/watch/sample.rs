@@ -40,6 +40,10 @@ pub struct ServiceSample {
     pub device: String,
     /// Places of the exports.
     pub exports: Vec<String>,
+    /// Epoch of the claim of this machine, for a unit of a cluster.
+    pub epoch: Option<u64>,
+    /// Time left of the lease of the machine in milliseconds, for a unit of a cluster.
+    pub lease_ms: Option<u64>,
     /// ID of its process.
     pub pid: Option<u64>,
     /// Time since its start, in seconds.

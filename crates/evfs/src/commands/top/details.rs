@@ -41,6 +41,11 @@ impl About<'_> {
         let mut lines = vec![headline(service)];
         let reasons = service.error.iter().chain(&service.reasons);
         lines.extend(reasons.map(|why| format!("why     {}", plain(why))));
+        let claim = service.epoch.zip(service.lease_ms);
+        lines.extend(claim.map(|(epoch, lease)| {
+            let lease = lease as f64 / 1e3;
+            format!("unit    of a cluster, epoch {epoch}, lease for {lease:.1} s")
+        }));
         let bytes_per_second = |op: &str| service.io.get(op).map(|rates| rates.bytes_per_second);
         let read = or_absent(bytes_per_second("read"), short_size) + "/s";
         let write = or_absent(bytes_per_second("write"), short_size) + "/s";

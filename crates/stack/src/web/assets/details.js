@@ -38,6 +38,9 @@ class State {
 const cipher = (v) =>
   v.key_bits === undefined ? "none" : `aes-${v.key_bits}-xts (${v.kernel}), role ${v.role}`;
 
+const claim = (c) =>
+  `machine ${c.machine}, epoch ${c.epoch}, lease for ${(c.lease_ms / 1000).toFixed(1)} s`;
+
 const yes = (value) => (value === true ? "yes" : undefined);
 
 /** The page of a service. */
@@ -48,6 +51,7 @@ export function service(name) {
     ["Kind", format.kind],
     ["Device", (v) => v.device],
     ["LUN", (v) => v.lun && { text: v.lun, href: `#/lun/${encodeURIComponent(v.lun)}` }],
+    ["Cluster", (v) => v.cluster && claim(v.cluster)],
     ["Cell", (v) => v.cell && { text: v.cell, href: `#/cell/${v.name}` }],
     ["Fileset", (v) => v.fileset],
     ["Size", (v) => (v.size === undefined ? undefined : format.bytes(v.size))],

@@ -44,6 +44,8 @@ fn service(name: &str, requests: f64) -> ServiceSample {
         filesystem_bytes: Some(1 << 30),
         dirty_bytes: Some(8192),
         oldest_dirty_ms: Some(450),
+        epoch: Some(7),
+        lease_ms: Some(1900),
         interval_seconds: Some(1.0),
         total: Some(rates(requests * 1.5)),
         io: BTreeMap::from(io),
@@ -168,6 +170,8 @@ fn services_are_shown_at_80_by_24() {
     assert!(has("alpha: mount on /srv").is_some(), "{detail:?}");
     let read = has("read ").unwrap();
     assert!(read.contains("3.9 MiB/s"), "{read}");
+    let unit = "unit    of a cluster, epoch 7, lease for 1.9 s";
+    assert!(has(unit).is_some(), "{detail:?}");
     // Three samples make a curve of three characters, and the last one is the largest.
     assert!(read.contains(".+@ "), "{read}");
     assert!(
