@@ -111,6 +111,10 @@ impl LunQueue {
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
+        if link.is_exclusive && self.links.len() == 1 {
+            // Closing would let other clients in, and no other path could take the I/O.
+            return;
+        }
         if silent > give_up {
             let why = format!(
                 "silent for {} s: closing the connection",
