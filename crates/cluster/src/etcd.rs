@@ -3,22 +3,22 @@
 //! The gateway writes 64-bit numbers as strings, bytes in base64, and leaves out fields that are
 //! zero or false.
 
+use crate::members::Members;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use retry::Deadline;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 /// Longest answer that is read, in bytes: 100,000 records of ordinary length.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// Limit for the connection to a member.
+/// Limit for the connection to a member, and for the resolution of its name before that.
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
-
 /// Why etcd did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -96,14 +96,11 @@ pub enum Event {
     Deleted { key: String, revision: u64 },
 }
 
-/// A client of all members of a cluster.
+/// A client of all members of a cluster. A renewal probes a member that did not answer.
 pub struct Etcd {
     urls: Vec<String>,
+    members: Members,
     agent: Agent,
-    /// The member that answered last.
-    preferred: AtomicUsize,
-    /// Counts requests that go to the members in turn.
-    turn: AtomicUsize,
 }
 
 impl Etcd {
@@ -144,16 +141,16 @@ impl Etcd {
         let tls = tls(endpoints)?;
         let config = Agent::config_builder()
             .http_status_as_error(false)
+            .timeout_resolve(Some(CONNECT_WITHIN))
             .timeout_connect(Some(CONNECT_WITHIN))
             .max_idle_connections_per_host(16)
             .proxy(None)
             .tls_config(tls)
             .build();
         Ok(Etcd {
+            members: Members::new(urls.len()),
             urls,
             agent: config.into(),
-            preferred: AtomicUsize::new(0),
-            turn: AtomicUsize::new(0),
         })
     }
 
@@ -162,15 +159,30 @@ impl Etcd {
         &self.urls
     }
 
-    /// Sends a request to the member that answered last, and to the others if it fails.
+    /// Notes the result of a request that only a member with a leader can carry out.
+    fn note(&self, member: usize, error: Option<&Error>) {
+        match error {
+            None | Some(Error::Refused(_)) => self.members.answered(member),
+            Some(Error::Silent(_)) => self.members.is_silent(member),
+            Some(Error::Config(_) | Error::Answer(_)) => {}
+        }
+    }
+
+    /// Sends a request to the members in order until one answers.
     fn post(&self, path: &str, body: &Value, within: Duration) -> Result<Value, Error> {
-        let first = self.preferred.load(Relaxed);
+        let deadline = Deadline::after(self.members.now(), within);
+        let mut order = self.members.in_order().into_iter();
         let mut last = None;
-        for step in 0..self.urls.len() {
-            let member = (first + step) % self.urls.len();
-            match self.post_to(member, path, body, within / 2) {
+        while let Some(member) = order.next() {
+            let share = deadline.share(self.members.now(), order.len() == 0);
+            if share.is_zero() {
+                break;
+            }
+            let answer = self.post_to(member, path, body, share);
+            self.note(member, answer.as_ref().err());
+            match answer {
                 Ok(answer) => {
-                    self.preferred.store(member, Relaxed);
+                    self.members.prefer(member);
                     return Ok(answer);
                 }
                 Err(Error::Silent(why)) => last = Some(why),
@@ -231,14 +243,16 @@ impl Etcd {
     /// # Errors
     /// This member does not answer.
     pub fn renew(&self, lease: u64, within: Duration) -> Result<bool, Error> {
-        let member = self.turn.fetch_add(1, Relaxed) % self.urls.len();
+        let member = self.members.in_turn(true);
         let ask = json!({"ID": lease.to_string()});
-        let answer = self.post_to(member, "/v3/lease/keepalive", &ask, within)?;
-        match answer.get("result") {
+        let answer = self.post_to(member, "/v3/lease/keepalive", &ask, within);
+        let answer = answer.and_then(|answer| match answer.get("result") {
             Some(result) => Ok(number(&result["TTL"]) > 0),
             // A member without a leader answers with an error and the status 200.
             None => Err(Error::Silent(answer.to_string())),
-        }
+        });
+        self.note(member, answer.as_ref().err());
+        answer
     }
 
     /// Ends a lease, and removes its keys.
@@ -290,11 +304,10 @@ impl Etcd {
             "failure": [{"request_range": {"key": encode(otherwise)}}],
         });
         // Sent once only: a repetition would fail if the first was carried out.
-        let member = self.preferred.load(Relaxed) % self.urls.len();
+        let member = self.members.in_order()[0];
         let answer = self.post_to(member, "/v3/kv/txn", &ask, within);
-        let answer = answer.inspect_err(|_| {
-            self.preferred.store(member + 1, Relaxed);
-        })?;
+        self.note(member, answer.as_ref().err());
+        let answer = answer?;
         let succeeded = answer["succeeded"] == true;
         let found = match &answer["responses"][0]["response_range"] {
             Value::Object(range) if !succeeded => match range.get("kvs") {
@@ -312,7 +325,7 @@ impl Etcd {
 
     /// Passes changes of keys that begin with `prefix` on, from `revision` on, until the member
     /// ends the stream or `within` is over. Asks the members in turn, so that one that is cut off
-    /// hides changes for a limited time only.
+    /// hides changes for a limited time only: it opens streams all the same.
     ///
     /// # Errors
     /// The stream cannot be opened; [`Error::Refused`]: changes from that revision on are no longer
@@ -324,7 +337,8 @@ impl Etcd {
         within: Duration,
         each: &mut dyn FnMut(Event) -> bool,
     ) -> Result<(), Error> {
-        let url = &self.urls[self.turn.fetch_add(1, Relaxed) % self.urls.len()];
+        let member = self.members.in_turn(false);
+        let url = &self.urls[member];
         let silent = |why: String| Error::Silent(format!("{url}: {why}"));
         let create = json!({"create_request": {
             "key": encode(prefix),
@@ -337,13 +351,15 @@ impl Etcd {
             .timeout_recv_response(Some(within))
             .timeout_recv_body(Some(within))
             .build();
-        let response = request
+        let opened = request
             .header("content-type", "application/json")
-            .send(create.to_string().as_bytes())
-            .map_err(|e| silent(e.to_string()))?;
-        if !response.status().is_success() {
-            return Err(silent(response.status().to_string()));
-        }
+            .send(create.to_string().as_bytes());
+        let opened = match opened {
+            Ok(response) if response.status().is_success() => Ok(response),
+            Ok(response) => Err(silent(response.status().to_string())),
+            Err(error) => Err(silent(error.to_string())),
+        };
+        let response = opened.inspect_err(|error| self.note(member, Some(error)))?;
         let mut lines = BufReader::new(response.into_body().into_reader());
         let mut line = Vec::new();
         loop {
@@ -500,6 +516,11 @@ fn pair(value: &Value) -> Result<Option<Pair>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{ErrorKind, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::thread::JoinHandle;
+    use std::time::Instant;
 
     #[test]
     fn answers_of_the_gateway_are_read_with_their_omissions() {
@@ -530,5 +551,181 @@ mod tests {
         assert!(refused(&["https://a:2379"]).contains("cluster.tls-ca"));
         let user = refused(&["http://root:secret@a:2379"]);
         assert!(user.contains("user") && !user.contains("secret"), "{user}");
+    }
+
+    /// A member of etcd on the loopback interface, as far as these tests need one.
+    struct Fake {
+        url: String,
+        shared: Arc<Shared>,
+        threads: Option<JoinHandle<()>>,
+    }
+
+    struct Shared {
+        does: AtomicUsize,
+        /// Requests that it got.
+        requests: AtomicUsize,
+        watches: AtomicUsize,
+    }
+
+    const ANSWERS: usize = 0;
+    const HANGS: usize = 1;
+    /// It has no leader: it opens watches, and does nothing else.
+    const IS_CUT_OFF: usize = 2;
+    const ENDS: usize = 3;
+
+    impl Fake {
+        fn start(does: usize) -> Fake {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            let shared = Arc::new(Shared {
+                does: does.into(),
+                requests: 0.into(),
+                watches: 0.into(),
+            });
+            let all = Arc::clone(&shared);
+            let accept = move || {
+                std::thread::scope(|scope| {
+                    for stream in listener.incoming() {
+                        if all.does.load(Relaxed) == ENDS {
+                            return;
+                        }
+                        scope.spawn(|| all.serve(stream.unwrap()));
+                    }
+                });
+            };
+            Fake {
+                url,
+                shared,
+                threads: Some(std::thread::spawn(accept)),
+            }
+        }
+
+        fn now(&self, does: usize) {
+            self.shared.does.store(does, Relaxed);
+        }
+
+        fn requests(&self) -> usize {
+            self.shared.requests.load(Relaxed)
+        }
+
+        fn watches(&self) -> usize {
+            self.shared.watches.load(Relaxed)
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            self.now(ENDS);
+            let address = self.url.trim_start_matches("http://");
+            drop(TcpStream::connect(address));
+            let ended = self.threads.take().map(JoinHandle::join);
+            assert!(ended.is_none_or(|result| result.is_ok()) || std::thread::panicking());
+        }
+    }
+
+    impl Shared {
+        /// Serves the requests of one connection.
+        fn serve(&self, stream: TcpStream) {
+            stream.set_read_timeout(Some(SHORT)).unwrap();
+            let mut lines = BufReader::new(&stream);
+            while self.does.load(Relaxed) != ENDS {
+                if matches!(lines.fill_buf(), Err(e) if e.kind() == ErrorKind::WouldBlock) {
+                    continue;
+                }
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    if lines.read_line(&mut head).unwrap_or(0) == 0 {
+                        return;
+                    }
+                }
+                let head = head.to_lowercase();
+                let length = head.split("content-length: ").nth(1).unwrap();
+                let length = length.split("\r\n").next().unwrap().parse().unwrap();
+                std::io::copy(&mut (&mut lines).take(length), &mut std::io::sink()).unwrap();
+                let is_watch = head.contains("/v3/watch");
+                self.requests.fetch_add(1, Relaxed);
+                self.watches.fetch_add(usize::from(is_watch), Relaxed);
+                while self.does.load(Relaxed) == HANGS {
+                    std::thread::sleep(SHORT);
+                }
+                let status = match self.does.load(Relaxed) {
+                    IS_CUT_OFF if !is_watch => "503 Service Unavailable",
+                    _ => "200 OK",
+                };
+                let body = r#"{"result": {"TTL": "3"}, "header": {"revision": "7"}}"#;
+                let length = body.len() + 1;
+                let answer =
+                    format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}\n");
+                if (&stream).write_all(answer.as_bytes()).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    const SHORT: Duration = Duration::from_millis(10);
+    const WITHIN: Duration = Duration::from_millis(800);
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn client(members: &[&Fake]) -> Etcd {
+        let urls = members.iter().map(|member| member.url.clone()).collect();
+        Etcd::new(&Endpoints {
+            urls,
+            ..Endpoints::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_member_that_hangs_is_left_out_and_probed_until_it_answers() {
+        let members = [HANGS, ANSWERS, ANSWERS].map(Fake::start);
+        let etcd = client(&members.each_ref());
+        assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7, "another one answers");
+        assert_eq!(members[0].requests(), 1);
+        let (began, mut probes) = (Instant::now(), 0);
+        while began.elapsed() < 4 * WITHIN {
+            assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7);
+            etcd.watch("a", 1, SHORT, &mut |_| true).unwrap();
+            probes += usize::from(etcd.renew(1, WITHIN / 4).is_err());
+            std::thread::sleep(SHORT);
+        }
+        // The pauses are at least 250, 500, 1000 and 2000 ms.
+        assert!((1..=3).contains(&probes), "{probes} renewals failed");
+        assert_eq!(members[0].requests(), 1 + probes);
+        members[0].now(ANSWERS);
+        let known = members[0].requests();
+        while members[0].requests() < known + 10 {
+            assert!(etcd.renew(1, WITHIN).unwrap());
+            assert!(began.elapsed() < LONG);
+            std::thread::sleep(SHORT);
+        }
+    }
+
+    #[test]
+    fn a_member_without_a_leader_gets_no_watches_after_it_failed_a_renewal() {
+        let members = [IS_CUT_OFF, ANSWERS].map(Fake::start);
+        let etcd = client(&members.each_ref());
+        let renewed = [etcd.renew(1, WITHIN), etcd.renew(1, WITHIN)];
+        assert_eq!(renewed.iter().filter(|result| result.is_err()).count(), 1);
+        for _ in 0..10 {
+            etcd.watch("a", 1, WITHIN, &mut |_| true).unwrap();
+        }
+        assert_eq!(
+            [0, 1].map(|member: usize| members[member].watches()),
+            [0, 10]
+        );
+    }
+
+    #[test]
+    fn members_that_are_all_left_out_are_asked_all_the_same() {
+        let members = [IS_CUT_OFF, IS_CUT_OFF].map(Fake::start);
+        let etcd = client(&members.each_ref());
+        for _ in 0..5 {
+            let error = etcd.list("a", WITHIN).unwrap_err();
+            assert!(matches!(error, Error::Silent(_)), "{error}");
+        }
+        assert_eq!(members.each_ref().map(Fake::requests), [5, 5]);
+        members[1].now(ANSWERS);
+        assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7);
     }
 }
