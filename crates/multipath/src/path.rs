@@ -292,3 +292,31 @@ impl SharedPath {
         lock(&self.latencies).iter().for_each(|l| l.clear());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use path_nbd::{NbdPath, NbdUri, Options};
+
+    #[test]
+    fn clients_that_lose_a_server_together_connect_one_after_another() {
+        const CLIENTS: usize = 1000;
+        const LOST: Nanos = 1_000_000_000;
+        let uri = NbdUri::parse("nbd://127.0.0.1/e").unwrap();
+        let port = Arc::new(Port {
+            name: String::new(),
+            index: 0,
+            in_flight: AtomicU32::new(0),
+        });
+        // The first attempts are made from 10 to 20 ms after the loss.
+        let mut parts = [0; 10];
+        for _ in 0..CLIENTS {
+            let path = Arc::new(NbdPath::new(uri.clone(), Options::default()));
+            let client = SharedPath::new(0, path, String::new(), Arc::clone(&port));
+            client.delay(&client.attempts, LOST);
+            let after = client.attempts.until() - Duration::from_nanos(LOST);
+            parts[after.as_millis() as usize - 10] += 1;
+        }
+        assert!(parts.iter().all(|n| (50..150).contains(n)), "{parts:?}");
+    }
+}

@@ -65,7 +65,11 @@ impl CacheShared {
         let live = RuntimeSettings::new(&config);
         let limits = Limits {
             tick: config.tick,
-            retries: Backoff::new(config.retry, config.retry.saturating_mul(RETRY_MAX), Jitter::Equal),
+            retries: Backoff::new(
+                config.retry,
+                config.retry.saturating_mul(RETRY_MAX),
+                Jitter::Equal,
+            ),
             frame_timeout: config.frame_timeout,
             windows: config.windows,
         };

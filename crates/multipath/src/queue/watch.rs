@@ -111,7 +111,8 @@ impl LunQueue {
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
-        if link.is_exclusive && self.links.len() == 1 {
+        let is_closing = self.lun.abandoned.load(Relaxed);
+        if link.is_exclusive && self.links.len() == 1 && !is_closing {
             // Closing would let other clients in, and no other path could take the I/O.
             return;
         }
