@@ -60,7 +60,8 @@ pub fn random_seed() -> u64 {
 fn share(time: Duration, random: u64) -> Duration {
     // The pauses of this project are far below the 584 years that fit.
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    Duration::from_nanos((u128::from(nanos) * u128::from(random) >> 64) as u64)
+    let part = (u128::from(nanos) * u128::from(random)) >> 64;
+    Duration::from_nanos(part as u64)
 }
 
 /// Mixes two numbers such that each bit of the result depends on all bits of both (SplitMix64).

@@ -67,7 +67,7 @@ impl Word {
 
     fn get(self) -> u64 {
         let probed = if self.is_probed { PROBED } else { 0 };
-        u64::from(self.failures) | probed | self.until << UNTIL_SHIFT
+        u64::from(self.failures) | probed | (self.until << UNTIL_SHIFT)
     }
 
     fn state(self, now: Duration) -> State {
