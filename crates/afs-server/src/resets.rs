@@ -9,15 +9,18 @@
 //! answers, identifies itself again, or trusts no promise any more. At most [`WAITING_MAX`] clients
 //! wait to be told; further ones are told when they call.
 
+use retry::{Backoff, Jitter};
 use rx::Connection;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause before the first attempt; it doubles with each.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Pauses before the attempts to tell a client.
+const PAUSES: Backoff = Backoff::new(
+    Duration::from_secs(1),
+    Duration::from_secs(60),
+    Jitter::Equal,
+);
 /// Largest number of waiting clients: a client that never answers may have many ports.
 const WAITING_MAX: usize = 1024;
 
@@ -38,7 +41,8 @@ struct Queue<H> {
 struct Reset<H> {
     host: Arc<H>,
     connection: Connection,
-    pause: Duration,
+    /// Attempts so far.
+    attempts: u32,
 }
 
 impl<H> Default for Resets<H> {
@@ -65,7 +69,7 @@ impl<H> Resets<H> {
         self.wait(Reset {
             host,
             connection,
-            pause: PAUSE,
+            attempts: 0,
         });
     }
 
@@ -77,7 +81,8 @@ impl<H> Resets<H> {
             return;
         }
         queue.added += 1;
-        let key = (Instant::now() + reset.pause, queue.added);
+        let pause = PAUSES.pause(reset.attempts, queue.added);
+        let key = (Instant::now() + pause, queue.added);
         queue.waiting.insert(key, reset);
         drop(queue);
         self.changed.notify_one();
@@ -87,7 +92,7 @@ impl<H> Resets<H> {
     pub(crate) fn run(&self, tell: impl Fn(&H, &Connection) -> bool) {
         while let Some(mut reset) = self.next() {
             if !tell(&reset.host, &reset.connection) {
-                reset.pause = (reset.pause * 2).min(PAUSE_MAX);
+                reset.attempts += 1;
                 self.wait(reset);
             }
         }

@@ -160,7 +160,7 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
             jobs.dirty.set_since(number, oldest);
             continue;
         }
-        if !vnode.write_back.may_retry() {
+        if !vnode.write_back.may_retry(core.now()) {
             continue;
         }
         let due = |number_at: &(LeafNo, LeafAt)| {

@@ -32,8 +32,8 @@ pub struct Config {
     pub sync_interval: Duration,
     /// Interval at which the background thread checks for due work.
     pub tick: Duration,
-    /// Delay before the first retry after a failed write-behind of a file; doubles with each
-    /// failure, up to 64 times.
+    /// Longest delay before the first retry after a failed write-behind of a file; doubles with each
+    /// failure, up to 64 times. The delay is at least half of it.
     pub retry: Duration,
     /// How long a request waits for an evictable page before it fails with [`ErrorKind::Busy`].
     pub frame_timeout: Duration,

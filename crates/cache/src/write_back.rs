@@ -4,8 +4,8 @@ use crate::errors::ErrorSequence;
 use crate::flushes::Flushes;
 use crate::wait::WaitList;
 use block::Result;
-use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use retry::{Backoff, Breaker, State};
+use std::time::Duration;
 
 /// Write-back state of one file.
 #[derive(Default)]
@@ -14,14 +14,8 @@ pub(crate) struct WriteBack {
     pub(crate) flushes: Flushes,
     /// Sessions that wait for pages under write-back, or for a flush.
     pub(crate) waiters: WaitList,
-    backoff: Mutex<Backoff>,
-}
-
-/// Back-off of background write-back.
-#[derive(Default)]
-struct Backoff {
-    failures: u32,
-    not_before: Option<Instant>,
+    /// Failed writes; background write-back pauses after each.
+    writes: Breaker,
 }
 
 impl WriteBack {
@@ -31,30 +25,24 @@ impl WriteBack {
         self.waiters.wake_all();
     }
 
-    /// Checks whether the back-off permits background write-back now.
-    pub(crate) fn may_retry(&self) -> bool {
-        let backoff = self.backoff();
-        backoff.not_before.is_none_or(|at| Instant::now() >= at)
+    /// Checks whether background write-back is permitted at `now`, by the clock of the cache.
+    pub(crate) fn may_retry(&self, now: Duration) -> bool {
+        self.writes.state(now) != State::Open
     }
 
-    /// Records the result of a write; after a first failure, background write-back pauses for
-    /// `first`. Returns whether the result is a change: a first failure, or a success after one.
-    pub(crate) fn note_result(&self, good: bool, first: Duration) -> bool {
-        let mut backoff = self.backoff();
-        let news = good == (backoff.failures > 0);
+    /// Records the result of a write at `now`; after a failure, background write-back pauses.
+    /// Returns whether the result is a change: a first failure, or a success after one.
+    pub(crate) fn note_result(
+        &self,
+        good: bool,
+        now: Duration,
+        pauses: &Backoff,
+        seed: u64,
+    ) -> bool {
         if good {
-            if news {
-                *backoff = Backoff::default();
-            }
-            return news;
+            self.writes.succeeded()
+        } else {
+            self.writes.failed(now, pauses, seed)
         }
-        let wait = first * (1 << backoff.failures.min(6)).min(100);
-        backoff.failures += 1;
-        backoff.not_before = Some(Instant::now() + wait);
-        news
-    }
-
-    fn backoff(&self) -> MutexGuard<'_, Backoff> {
-        self.backoff.lock().expect("no panic under this lock")
     }
 }

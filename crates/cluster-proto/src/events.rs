@@ -2,7 +2,11 @@
 
 use crate::At;
 use crate::record::{Claim, Name, Record};
+use retry::{Backoff, Jitter};
 use std::time::Duration;
+
+/// Longest pause after failed take-overs, as a multiple of [`Config::stagger`].
+const TAKE_OVER_MAX: u32 = 96;
 
 /// Settings of a machine. All machines of a cluster have the same, but for the name.
 #[derive(Debug, Clone)]
@@ -36,6 +40,18 @@ impl Config {
             patience: Duration::from_millis(800),
             at_once: 16,
         }
+    }
+
+    /// Pauses before a request to the store is repeated.
+    pub(crate) fn repeats(&self) -> Backoff {
+        Backoff::new(self.renew, self.patience, Jitter::Equal)
+    }
+
+    /// Pauses after failed attempts to take a unit over. The first is longer than the time after
+    /// which the next candidate tries.
+    pub(crate) fn take_overs(&self) -> Backoff {
+        let times = |count| self.stagger.saturating_mul(count);
+        Backoff::new(times(3), times(TAKE_OVER_MAX), Jitter::Equal)
     }
 }
 

@@ -4,7 +4,8 @@ use crate::At;
 use crate::events::{Action, Answer, Ask, AskId, Config, Current, Done, Notice, Phase};
 use crate::lease::{self, Lease};
 use crate::record::{Claim, Name, Record};
-use crate::unit::{Release, Unit};
+use crate::unit::{self, Release, Unit};
+use retry::Breaker;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -15,7 +16,11 @@ const LOAD_PATIENCE: u32 = 12;
 #[derive(Debug)]
 struct Pending {
     ask: Ask,
+    /// When it was sent or is to be sent.
     sent: At,
+    is_sent: bool,
+    /// How often the same request failed before.
+    failures: u32,
 }
 
 /// The part of one machine. See [the crate](crate).
@@ -24,6 +29,8 @@ pub struct Machine {
     config: Config,
     now: At,
     lease: Lease,
+    /// Attempts to get a lease.
+    grants: Breaker,
     /// Whether the state of the cluster is known.
     is_loaded: bool,
     is_draining: bool,
@@ -48,6 +55,7 @@ impl Machine {
             config,
             now,
             lease: Lease::None { next: now },
+            grants: Breaker::default(),
             is_loaded: false,
             is_draining: false,
             retired: BTreeSet::new(),
@@ -77,7 +85,14 @@ impl Machine {
             Lease::Held { until, renew, .. } => Some(until.min(renew)),
         };
         let answer = self.pending.values();
-        let answer = answer.map(|p| p.sent + self.patience(&p.ask)).min();
+        let due = |p: &Pending| {
+            if p.is_sent {
+                p.sent + self.patience(&p.ask)
+            } else {
+                p.sent
+            }
+        };
+        let answer = answer.map(due).min();
         let planned = self.planned.first().map(|(at, _)| *at);
         let times = [lease, answer, planned];
         let far = self.now + self.config.ttl;
@@ -137,6 +152,7 @@ impl Machine {
         if self.lease.until().is_some_and(|until| until <= self.now) {
             self.lose_lease();
         }
+        self.send_repeats();
         let late = |p: &Pending| p.sent + self.patience(&p.ask) <= self.now;
         let late = self.pending.iter().filter(|(_, pending)| late(pending));
         let late: Vec<AskId> = late.map(|(id, _)| *id).collect();
@@ -234,16 +250,43 @@ impl Machine {
 /// Requests and answers.
 impl Machine {
     fn ask(&mut self, ask: Ask) -> AskId {
+        self.ask_at(self.now, ask, 0)
+    }
+
+    /// Asks again after a pause, because the answer is unknown. `failures`: how often that was so
+    /// before.
+    fn repeat(&mut self, ask: Ask, failures: u32) -> AskId {
+        let seed = unit::hash(&(&self.config.name, self.last_ask));
+        let at = self.now + self.config.repeats().pause(failures, seed);
+        self.ask_at(at, ask, failures + 1)
+    }
+
+    fn ask_at(&mut self, at: At, ask: Ask, failures: u32) -> AskId {
         self.last_ask += 1;
         let id = AskId(self.last_ask);
-        let sent = self.now;
+        let is_sent = at <= self.now;
+        if is_sent {
+            self.actions.push_back(Action::Ask(id, ask.clone()));
+        }
         let pending = Pending {
-            ask: ask.clone(),
-            sent,
+            ask,
+            sent: at,
+            is_sent,
+            failures,
         };
         self.pending.insert(id, pending);
-        self.actions.push_back(Action::Ask(id, ask));
         id
+    }
+
+    /// Sends the requests whose time has come.
+    fn send_repeats(&mut self) {
+        for (id, pending) in &mut self.pending {
+            if !pending.is_sent && pending.sent <= self.now {
+                (pending.sent, pending.is_sent) = (self.now, true);
+                self.actions
+                    .push_back(Action::Ask(*id, pending.ask.clone()));
+            }
+        }
     }
 
     /// Returns how long the answer to a request may take. The state of the cluster can be long.
@@ -255,19 +298,20 @@ impl Machine {
     }
 
     fn take_answer(&mut self, id: AskId, answer: Answer) {
-        let Some(Pending { ask, sent }) = self.pending.remove(&id) else {
+        let Some(pending) = self.pending.remove(&id) else {
             return;
         };
-        match ask {
+        let (sent, failures) = (pending.sent, pending.failures);
+        match pending.ask {
             Ask::Grant { .. } => self.granted(sent, &answer),
             Ask::Announce { lease } => self.announced(lease, &answer),
             Ask::Renew { lease } => self.renewed(lease, sent, &answer),
-            Ask::Load => self.loaded(answer),
+            Ask::Load => self.loaded(answer, failures),
             Ask::Read { unit } => {
                 if self.answers(&unit, id) {
                     match answer {
                         Answer::Is(current) => self.settled(&unit, current, None),
-                        _ => self.read(&unit),
+                        _ => self.read(&unit, failures),
                     }
                 }
             }
@@ -283,7 +327,7 @@ impl Machine {
                             self.settled(&unit, Some((record, revision)), None);
                         }
                         Answer::Refused(current) => self.settled(&unit, current, Some(sent)),
-                        _ => self.read(&unit),
+                        _ => self.read(&unit, 0),
                     }
                 }
             }
@@ -316,6 +360,7 @@ impl Machine {
             (Lease::Granted { id, until }, Answer::Done) if id == lease => {
                 let renew = self.now + self.config.renew;
                 self.lease = Lease::Held { id, until, renew };
+                self.grants.succeeded();
                 self.actions.push_back(Action::Until(until));
                 self.ask(Ask::Load);
             }
@@ -344,7 +389,9 @@ impl Machine {
     }
 
     fn retry_lease(&mut self) {
-        let next = self.now + self.config.renew;
+        let seed = unit::hash(&self.config.name);
+        self.grants.failed(self.now.0, &self.config.repeats(), seed);
+        let next = At(self.grants.until());
         self.lease = Lease::None { next };
     }
 
@@ -362,12 +409,12 @@ impl Machine {
         self.planned.clear();
     }
 
-    fn loaded(&mut self, answer: Answer) {
+    fn loaded(&mut self, answer: Answer, failures: u32) {
         if self.lease.held().is_none() {
             return;
         }
         let Answer::Loaded(notices) = answer else {
-            self.ask(Ask::Load);
+            self.repeat(Ask::Load, failures);
             return;
         };
         self.is_loaded = true;
@@ -482,10 +529,12 @@ impl Machine {
         self.review(unit);
     }
 
-    fn read(&mut self, unit: &Name) {
-        let id = self.ask(Ask::Read {
+    /// Reads a record after a pause, because the answer to a request about it is unknown.
+    fn read(&mut self, unit: &Name, failures: u32) {
+        let read = Ask::Read {
             unit: Name::clone(unit),
-        });
+        };
+        let id = self.repeat(read, failures);
         if let Some(known) = self.units.get_mut(unit) {
             known.ask = Some(id);
         }

@@ -3,12 +3,9 @@
 use crate::events::{AskId, Phase};
 use crate::record::{Claim, Name, Record};
 use crate::{At, Config};
+use retry::Breaker;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Duration;
-
-/// Longest pause after failed attempts, as a multiple of the first.
-const BACKOFF_MAX: u32 = 64;
 
 /// State of a unit.
 #[derive(Debug)]
@@ -29,9 +26,8 @@ pub(crate) struct Unit {
     pub release: Option<Release>,
     /// When the next attempt begins.
     pub next: Option<At>,
-    /// No attempt begins before.
-    not_before: At,
-    failures: u32,
+    /// Attempts to take the unit over.
+    attempts: Breaker,
 }
 
 /// How a machine gives up a unit.
@@ -74,8 +70,7 @@ impl Unit {
             published: false,
             release: None,
             next: None,
-            not_before: At::default(),
-            failures: 0,
+            attempts: Breaker::default(),
         }
     }
 
@@ -118,32 +113,24 @@ impl Unit {
     /// Plans an attempt for a candidate of this rank.
     pub fn plan(&mut self, now: At, rank: u32, config: &Config) {
         let at = now + config.stagger.saturating_mul(rank);
-        self.next = Some(at.max(self.not_before));
+        self.next = Some(at.max(At(self.attempts.until())));
     }
 
     /// Plans no attempt for some time, which is longer after each failure.
     pub fn failed(&mut self, now: At, unit: &Name, config: &Config) {
-        self.failures = self.failures.saturating_add(1);
-        let times = 1_u32
-            .checked_shl(self.failures.min(16))
-            .map_or(BACKOFF_MAX, |times| times.min(BACKOFF_MAX));
-        let pause = config.stagger.saturating_mul(times);
-        // Up to a half more, so that machines do not fail together again.
-        let share = hash(&(unit, &config.name, self.failures)) % 512;
-        let more = pause.as_micros() * u128::from(share) / 1024;
-        let more = Duration::from_micros(u64::try_from(more).unwrap_or(u64::MAX));
-        self.not_before = now + pause + more;
+        let seed = hash(&(unit, &config.name));
+        self.attempts.failed(now.0, &config.take_overs(), seed);
         self.next = None;
     }
 
     /// Forgets failed attempts.
-    pub fn succeeded(&mut self) {
-        (self.failures, self.not_before) = (0, At::default());
+    pub fn succeeded(&self) {
+        self.attempts.succeeded();
     }
 }
 
 /// Hashes a value the same way on all machines.
-fn hash(value: &impl Hash) -> u64 {
+pub(crate) fn hash(value: &impl Hash) -> u64 {
     // The default hasher has fixed keys if it is made this way.
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

@@ -10,7 +10,9 @@
 mod world;
 
 use block_testing::Random;
+use cluster_proto::{Action, Answer, Ask, At, Config, Machine};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 use world::{Fault, MS, PATHS, Planted, Rules, SECOND, World};
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -218,4 +220,31 @@ fn a_large_cluster_survives_the_loss_of_a_rack() {
     );
     assert!(lost > 0 && outages.len() >= lost);
     assert!(at(99) < 15_000, "{} ms", at(99));
+}
+
+#[test]
+fn machines_that_lose_the_store_together_return_one_after_another() {
+    const MACHINES: usize = 200;
+    let now = At(Duration::from_secs(100));
+    let returns = |number: usize| {
+        let config = Config::new(format!("m{number}").into());
+        let mut machine = Machine::new(config, now);
+        let Some(Action::Ask(id, Ask::Grant { .. })) = machine.next_action() else {
+            panic!("a machine first asks for a lease");
+        };
+        machine.answer(now, id, Answer::Unknown);
+        assert_eq!(machine.next_action(), None);
+        machine.wakes().0 - now.0
+    };
+    let times: Vec<Duration> = (0..MACHINES).map(returns).collect();
+    // They return within 100 ms, each tenth of which has a tenth of the machines.
+    let mut parts = [0; 10];
+    for time in &times {
+        let after = time.as_millis() as usize - 100;
+        parts[after / 10] += 1;
+    }
+    assert!(
+        parts.iter().all(|count| (5..40).contains(count)),
+        "{parts:?}"
+    );
 }

@@ -3,13 +3,14 @@
 //! The gateway writes 64-bit numbers as strings, bytes in base64, and leaves out fields that are
 //! zero or false.
 
+use crate::members::Members;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use retry::Deadline;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
@@ -20,9 +21,8 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 const KEYS_MAX: usize = 10_000;
 /// Most requests in a transaction: a member refuses more than 128 unless it is told otherwise.
 const RANGES_MAX: usize = 100;
-/// Limit for the connection to a member.
+/// Limit for the connection to a member, and for the resolution of its name before that.
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
-
 /// Why etcd did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -115,14 +115,11 @@ pub enum Event {
     Deleted { key: String, revision: u64 },
 }
 
-/// A client of all members of a cluster.
+/// A client of all members of a cluster. A renewal probes a member that did not answer.
 pub struct Etcd {
     urls: Vec<String>,
+    members: Members,
     agent: Agent,
-    /// The member that answered last.
-    preferred: AtomicUsize,
-    /// Counts requests that go to the members in turn.
-    turn: AtomicUsize,
 }
 
 impl Etcd {
@@ -163,16 +160,16 @@ impl Etcd {
         let tls = tls(endpoints)?;
         let config = Agent::config_builder()
             .http_status_as_error(false)
+            .timeout_resolve(Some(CONNECT_WITHIN))
             .timeout_connect(Some(CONNECT_WITHIN))
             .max_idle_connections_per_host(16)
             .proxy(None)
             .tls_config(tls)
             .build();
         Ok(Etcd {
+            members: Members::new(urls.len()),
             urls,
             agent: config.into(),
-            preferred: AtomicUsize::new(0),
-            turn: AtomicUsize::new(0),
         })
     }
 
@@ -181,15 +178,30 @@ impl Etcd {
         &self.urls
     }
 
-    /// Sends a request to the member that answered last, and to the others if it fails.
+    /// Notes the result of a request that only a member with a leader can carry out.
+    fn note(&self, member: usize, error: Option<&Error>) {
+        match error {
+            None | Some(Error::Refused(_)) => self.members.answered(member),
+            Some(Error::Silent(_)) => self.members.is_silent(member),
+            Some(Error::Config(_) | Error::Answer(_)) => {}
+        }
+    }
+
+    /// Sends a request to the members in order until one answers.
     fn post(&self, path: &str, body: &Value, within: Duration) -> Result<Value, Error> {
-        let first = self.preferred.load(Relaxed);
+        let deadline = Deadline::after(self.members.now(), within);
+        let mut order = self.members.in_order().into_iter();
         let mut last = None;
-        for step in 0..self.urls.len() {
-            let member = (first + step) % self.urls.len();
-            match self.post_to(member, path, body, within / 2) {
+        while let Some(member) = order.next() {
+            let share = deadline.share(self.members.now(), order.len() == 0);
+            if share.is_zero() {
+                break;
+            }
+            let answer = self.post_to(member, path, body, share);
+            self.note(member, answer.as_ref().err());
+            match answer {
                 Ok(answer) => {
-                    self.preferred.store(member, Relaxed);
+                    self.members.prefer(member);
                     return Ok(answer);
                 }
                 Err(Error::Silent(why)) => last = Some(why),
@@ -250,14 +262,16 @@ impl Etcd {
     /// # Errors
     /// This member does not answer.
     pub fn renew(&self, lease: u64, within: Duration) -> Result<bool, Error> {
-        let member = self.turn.fetch_add(1, Relaxed) % self.urls.len();
+        let member = self.members.in_turn(true);
         let ask = json!({"ID": lease.to_string()});
-        let answer = self.post_to(member, "/v3/lease/keepalive", &ask, within)?;
-        match answer.get("result") {
+        let answer = self.post_to(member, "/v3/lease/keepalive", &ask, within);
+        let answer = answer.and_then(|answer| match answer.get("result") {
             Some(result) => Ok(number(&result["TTL"]) > 0),
             // A member without a leader answers with an error and the status 200.
             None => Err(Error::Silent(answer.to_string())),
-        }
+        });
+        self.note(member, answer.as_ref().err());
+        answer
     }
 
     /// Ends a lease, and removes its keys.
@@ -353,11 +367,10 @@ impl Etcd {
             "failure": [{"request_range": {"key": encode(otherwise)}}],
         });
         // Sent once only: a repetition would fail if the first was carried out.
-        let member = self.preferred.load(Relaxed) % self.urls.len();
+        let member = self.members.in_order()[0];
         let answer = self.post_to(member, "/v3/kv/txn", &ask, within);
-        let answer = answer.inspect_err(|_| {
-            self.preferred.store(member + 1, Relaxed);
-        })?;
+        self.note(member, answer.as_ref().err());
+        let answer = answer?;
         let succeeded = answer["succeeded"] == true;
         let found = match &answer["responses"][0]["response_range"] {
             Value::Object(range) if !succeeded => match range.get("kvs") {
@@ -376,7 +389,7 @@ impl Etcd {
     /// Passes changes of keys on until the member ends the stream or `within` is over, and notes
     /// from which revision on each of `watched` has to be watched next. Changes of one of them come
     /// in their order. Asks the members in turn, so that one that is cut off hides changes for a
-    /// limited time only.
+    /// limited time only: it opens streams all the same.
     ///
     /// # Errors
     /// The stream cannot be opened; [`Error::Refused`]: changes from a revision on are no longer
@@ -387,7 +400,8 @@ impl Etcd {
         within: Duration,
         each: &mut dyn FnMut(Event) -> bool,
     ) -> Result<(), Error> {
-        let url = &self.urls[self.turn.fetch_add(1, Relaxed) % self.urls.len()];
+        let member = self.members.in_turn(false);
+        let url = &self.urls[member];
         let silent = |why: String| Error::Silent(format!("{url}: {why}"));
         let mut create = String::new();
         for (number, Watched { keys, from }) in watched.iter().enumerate() {
@@ -404,13 +418,15 @@ impl Etcd {
             .timeout_recv_response(Some(within))
             .timeout_recv_body(Some(within))
             .build();
-        let response = request
+        let opened = request
             .header("content-type", "application/json")
-            .send(create.as_bytes())
-            .map_err(|e| silent(e.to_string()))?;
-        if !response.status().is_success() {
-            return Err(silent(response.status().to_string()));
-        }
+            .send(create.as_bytes());
+        let opened = match opened {
+            Ok(response) if response.status().is_success() => Ok(response),
+            Ok(response) => Err(silent(response.status().to_string())),
+            Err(error) => Err(silent(error.to_string())),
+        };
+        let response = opened.inspect_err(|error| self.note(member, Some(error)))?;
         let mut lines = BufReader::new(response.into_body().into_reader());
         let mut line = Vec::new();
         loop {
@@ -590,76 +606,4 @@ fn pair(value: &Value) -> Result<Option<Pair>, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-
-    #[test]
-    fn answers_of_the_gateway_are_read_with_their_omissions() {
-        let kv = json!({"key": encode("a/b"), "mod_revision": "12", "lease": "7587"});
-        let read = pair(&kv).unwrap().unwrap();
-        assert_eq!(
-            (read.key.as_str(), read.revision, read.lease),
-            ("a/b", 12, 7587)
-        );
-        assert!(read.value.is_empty());
-        assert!(pair(&json!({"key": "not base64"})).is_err());
-        assert_eq!(pair(&json!({"key": BASE64.encode([0xff])})).unwrap(), None);
-        assert_eq!(range_end("/evfs/"), encode("/evfs0"));
-    }
-
-    #[test]
-    fn unusable_addresses_are_refused_with_the_setting_to_change() {
-        let refused = |urls: &[&str]| {
-            let urls = urls.iter().map(ToString::to_string).collect();
-            let endpoints = Endpoints {
-                urls,
-                ..Endpoints::default()
-            };
-            Etcd::new(&endpoints).err().unwrap().to_string()
-        };
-        assert!(refused(&[]).contains("cluster.etcd"));
-        assert!(refused(&["10.0.0.1:2379"]).contains("http://"));
-        assert!(refused(&["https://a:2379"]).contains("cluster.tls-ca"));
-        let user = refused(&["http://root:secret@a:2379"]);
-        assert!(user.contains("user") && !user.contains("secret"), "{user}");
-    }
-
-    #[test]
-    fn members_that_do_not_answer_cost_the_time_of_one() {
-        const WITHIN: Duration = Duration::from_secs(1);
-        let listen = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = |at: &std::net::TcpListener| format!("http://{}", at.local_addr().unwrap());
-        let silent: Vec<_> = (0..4).map(|_| listen()).collect();
-        let member = listen();
-        let mut urls: Vec<String> = silent.iter().map(url).collect();
-        urls.push(url(&member));
-        let endpoints = Endpoints {
-            urls: urls.clone(),
-            ..Endpoints::default()
-        };
-        let etcd = Etcd::new(&endpoints).unwrap();
-        let began = std::time::Instant::now();
-        let answers = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let (client, _) = member.accept().unwrap();
-                let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
-                lines
-                    .find(String::is_empty)
-                    .expect("the end of the headers");
-                let body = r#"{"version":"3.5.1"}"#;
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
-                (&client).write_all((head + body).as_bytes()).unwrap();
-            });
-            etcd.versions(WITHIN)
-        });
-        let took = began.elapsed();
-        assert!((WITHIN..3 * WITHIN).contains(&took), "{took:?}");
-        let found: Vec<&String> = answers.iter().map(|(url, _)| url).collect();
-        assert_eq!(found, urls.iter().collect::<Vec<_>>());
-        let versions = answers.iter().map(|(_, answer)| answer.as_ref().ok());
-        let versions: Vec<_> = versions.map(|version| version.cloned()).collect();
-        let expected = [None, None, None, None, Some("3.5.1".to_owned())];
-        assert_eq!(versions, expected);
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@
 mod address;
 mod deadline;
 mod etcd;
+mod members;
 mod node;
 mod store;
 mod unit;

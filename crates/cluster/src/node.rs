@@ -153,7 +153,7 @@ impl Node {
     /// A thread cannot be started.
     pub fn new(store: Arc<Store>, options: Options) -> io::Result<(Node, Handle)> {
         let (sender, events) = channel();
-        let (patience, pause) = (options.config.patience, options.config.renew);
+        let patience = options.config.patience;
         let workers = |count: usize| -> io::Result<Jobs> {
             let (jobs, taken) = channel::<(AskId, Ask, Arc<Own>)>();
             let taken = Arc::new(Mutex::new(taken));
@@ -163,13 +163,7 @@ impl Node {
                 let work = move || {
                     let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     while let Ok((id, ask, own)) = next() {
-                        let began = now();
                         let (answer, from) = store.carry_out(&own, &ask, patience);
-                        if matches!(answer, Answer::Unknown) {
-                            // It is repeated as soon as this is known.
-                            let took = now().0.saturating_sub(began.0);
-                            std::thread::sleep(pause.saturating_sub(took));
-                        }
                         if sender.send(Event::Answer(id, answer, from)).is_err() {
                             return;
                         }

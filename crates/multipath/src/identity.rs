@@ -12,6 +12,7 @@
 
 use block::{Buf, Error, ErrorKind, Op, Queue, Request, Result, Wait};
 use lunpath::Identity;
+use retry::{Backoff, Jitter, random_seed};
 use std::time::{Duration, Instant};
 
 /// Number of samples compared between two paths.
@@ -25,10 +26,12 @@ const TRIES: usize = 20;
 const NONCE_MAGIC: &[u8; 16] = b"EVFS LUN NONCE 1";
 /// Consecutive differences after which two paths are considered to lead to different storage.
 const REFUTATIONS: u32 = 3;
-/// Upper bound in milliseconds of the first random pause after another client overwrote a nonce; it
-/// doubles up to [`PAUSE_DOUBLINGS`] times.
-const PAUSE_MS: u64 = 8;
-const PAUSE_DOUBLINGS: u32 = 5;
+/// Pauses after another client overwrote a nonce.
+const OVERWRITTEN: Backoff = Backoff::new(
+    Duration::from_millis(8),
+    Duration::from_millis(256),
+    Jitter::Full,
+);
 /// Tag of the requests of a proof, of which each queue has at most one in flight.
 pub const PROBE: u64 = 0;
 
@@ -155,8 +158,7 @@ fn exchange(
             continue;
         }
         refuted = 0;
-        let longest = PAUSE_MS << disturbed.min(PAUSE_DOUBLINGS);
-        std::thread::sleep(Duration::from_millis(1 + random_below(longest)?));
+        std::thread::sleep(OVERWRITTEN.pause(disturbed, random_seed()));
         disturbed += 1;
     }
     let name = &candidate.info().name;

@@ -15,7 +15,6 @@
 mod access;
 mod access_query;
 pub mod attributes;
-mod backoff;
 mod clock;
 mod contact;
 mod flaps;

@@ -27,6 +27,8 @@ pub(crate) struct Link {
     pub(crate) path: Arc<SharedPath>,
     pub(crate) queue: Option<Box<dyn PathQueue>>,
     pub(crate) fence_key: Option<u64>,
+    /// The storage keeps other clients out while the connection is up.
+    pub(crate) is_exclusive: bool,
     pub(crate) state: LinkState,
     /// When the connection was adopted, and whether a write has completed on it.
     pub(crate) since: Nanos,
@@ -59,6 +61,7 @@ impl Link {
             path,
             queue: None,
             fence_key: None,
+            is_exclusive: false,
             state: LinkState::Down,
             since: 0,
             wrote: false,

@@ -1,12 +1,12 @@
 //! State that a queue shares with the control plane, and the mailbox through which the control
 //! plane notifies it.
 
-use crate::backoff::Backoff;
 use crate::path::PATHS_MAX;
 use crate::sync::lock;
 use crate::trace::Recorder;
 use block::Waker;
 use lunpath::Connection;
+use retry::Breaker;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Mutex;
@@ -61,7 +61,7 @@ pub(crate) struct QueueShared {
     /// The only path it may use, for a legacy name without multipathing.
     pub(crate) only: Option<usize>,
     pub(crate) links: [AtomicU8; PATHS_MAX],
-    pub(crate) attempts: [Backoff; PATHS_MAX],
+    pub(crate) attempts: [Breaker; PATHS_MAX],
     pub(crate) waiting: AtomicU32,
     pub(crate) held: AtomicU32,
     /// Waiting I/Os as of the queue's last tick.
@@ -77,7 +77,7 @@ impl QueueShared {
             id,
             only,
             links: std::array::from_fn(|_| AtomicU8::new(LINK_DOWN)),
-            attempts: std::array::from_fn(|_| Backoff::default()),
+            attempts: std::array::from_fn(|_| Breaker::default()),
             waiting: AtomicU32::new(0),
             held: AtomicU32::new(0),
             shown: Mutex::new(Vec::new()),

@@ -12,6 +12,7 @@ use crate::shared::Shared;
 use crate::sync::lock;
 use block::{Error, ErrorKind, Result};
 use lunpath::{Connection, Identity};
+use retry::{Backoff, Jitter, State};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
@@ -23,9 +24,12 @@ const ROUND: Duration = Duration::from_millis(20);
 const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// Pause while no queue is open; until it is woken, the monitor has no work.
 const REST: Duration = Duration::from_secs(60);
-/// Backoff between attempts to fence a key, up to [`FENCE_LAST`].
-const FENCE_FIRST: Duration = Duration::from_millis(50);
-const FENCE_LAST: Duration = Duration::from_secs(5);
+/// Pauses between attempts to fence a key.
+const FENCE: Backoff = Backoff::new(
+    Duration::from_millis(50),
+    Duration::from_secs(5),
+    Jitter::Equal,
+);
 /// Pause between two queries of a path under observation.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
 
@@ -92,7 +96,10 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
         return false;
     }
     let attempts = &queue.attempts[path.id];
-    let due = attempts.next_try().max(path.attempts.next_try()) <= shared.clock.now();
+    let now = Duration::from_nanos(shared.clock.now());
+    let due = [attempts, &path.attempts]
+        .iter()
+        .all(|attempts| attempts.state(now) != State::Open);
     let taken = due
         && cell
             .compare_exchange(LINK_DOWN, LINK_CONNECTING, Release, Relaxed)
@@ -108,11 +115,11 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
                 Err(error) if error.kind() == ErrorKind::NotNow => {
                     access_query::query(&shared, &path);
-                    queue.attempts[path.id].delay(shared.clock.now());
+                    path.delay(&queue.attempts[path.id], shared.clock.now());
                     queue.links[path.id].store(LINK_DOWN, Release);
                 }
                 Err(error) => {
-                    queue.attempts[path.id].delay(shared.clock.now());
+                    path.delay(&queue.attempts[path.id], shared.clock.now());
                     queue.links[path.id].store(LINK_DOWN, Release);
                     tracing::debug!(
                         path = path.path.name(),
@@ -148,7 +155,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
             Ok(Some(connection)) => connection,
             Err(error) if error.kind() != ErrorKind::NotNow => {
                 path.fails(error.to_string());
-                path.attempts.delay(shared.clock.now());
+                path.delay(&path.attempts, shared.clock.now());
                 path.failures.fetch_add(1, Release);
                 return Err(error);
             }
@@ -371,9 +378,8 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
             }
         }
         if let Some((tries, next)) = lock(&fences).get_mut(&key) {
-            let pause = FENCE_LAST.min(FENCE_FIRST * (1 << (*tries).min(16)));
+            *next = Some(Instant::now() + FENCE.pause(*tries, paths[lost].seed));
             *tries += 1;
-            *next = Some(Instant::now() + pause);
         }
     };
     let _ = std::thread::Builder::new()

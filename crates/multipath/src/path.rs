@@ -1,21 +1,29 @@
 //! A path as all threads of a LUN share it: its state, its counters, and the limits on its use.
 
 use crate::access::PortAccess;
-use crate::backoff::Backoff;
 use crate::flaps::Flaps;
 use crate::latency::{BUCKETS, Latencies};
 use crate::policy::Nanos;
 use crate::refusal::{Refusal, Refusals};
 use crate::sync::lock;
 use lunpath::{Access, Lunpath};
+use retry::{Backoff, Breaker, Jitter, random_seed};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Maximum number of lunpaths of one LUN (as in HP-UX 11i v3).
 pub const PATHS_MAX: usize = 32;
+
+/// Pauses between attempts to connect.
+const RECONNECT: Backoff = Backoff::new(
+    Duration::from_millis(20),
+    Duration::from_secs(1),
+    Jitter::Equal,
+);
 
 /// Administrative state of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,9 +105,12 @@ pub(crate) struct SharedPath {
     /// A queue was opened without its connection, which took too long. No new queue waits for it
     /// until a connection is made.
     pub(crate) late: AtomicBool,
-    /// Number of failed connection attempts in total, and the backoff of all queues.
+    /// Number of failed connection attempts in total, and those since the last connection of any
+    /// queue.
     pub(crate) failures: AtomicU64,
-    pub(crate) attempts: Backoff,
+    pub(crate) attempts: Breaker,
+    /// For the pauses of this path.
+    pub(crate) seed: u64,
     /// Number of queues that have a connection, and of those that suspect it.
     pub(crate) links_up: AtomicU32,
     pub(crate) links_suspect: AtomicU32,
@@ -142,7 +153,8 @@ impl SharedPath {
             failing: AtomicBool::new(false),
             late: AtomicBool::new(false),
             failures: AtomicU64::new(0),
-            attempts: Backoff::default(),
+            attempts: Breaker::default(),
+            seed: random_seed(),
             links_up: AtomicU32::new(0),
             links_suspect: AtomicU32::new(0),
             written: AtomicU64::new(0),
@@ -182,7 +194,12 @@ impl SharedPath {
 
     pub(crate) fn refuse(&self, refusal: Refusal, now: Nanos) {
         self.proven.store(false, Release);
-        self.refusals.add(refusal, now);
+        self.refusals.add(refusal, now, self.seed);
+    }
+
+    /// Counts a lost connection or a failed attempt to connect: of this path, or of it in one queue.
+    pub(crate) fn delay(&self, attempts: &Breaker, now: Nanos) {
+        attempts.failed(Duration::from_nanos(now), &RECONNECT, self.seed);
     }
 
     /// Records that it has no connection, and why; the next success clears it.
@@ -193,7 +210,7 @@ impl SharedPath {
 
     /// Records a successful connection attempt.
     pub(crate) fn answers(&self) {
-        self.attempts.reset();
+        self.attempts.succeeded();
         self.late.store(false, Relaxed);
         self.failing.store(false, Relaxed);
     }
@@ -273,5 +290,33 @@ impl SharedPath {
             counter.store(0, Relaxed);
         }
         lock(&self.latencies).iter().for_each(|l| l.clear());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use path_nbd::{NbdPath, NbdUri, Options};
+
+    #[test]
+    fn clients_that_lose_a_server_together_connect_one_after_another() {
+        const CLIENTS: usize = 1000;
+        const LOST: Nanos = 1_000_000_000;
+        let uri = NbdUri::parse("nbd://127.0.0.1/e").unwrap();
+        let port = Arc::new(Port {
+            name: String::new(),
+            index: 0,
+            in_flight: AtomicU32::new(0),
+        });
+        // The first attempts are made from 10 to 20 ms after the loss.
+        let mut parts = [0; 10];
+        for _ in 0..CLIENTS {
+            let path = Arc::new(NbdPath::new(uri.clone(), Options::default()));
+            let client = SharedPath::new(0, path, String::new(), Arc::clone(&port));
+            client.delay(&client.attempts, LOST);
+            let after = client.attempts.until() - Duration::from_nanos(LOST);
+            parts[after.as_millis() as usize - 10] += 1;
+        }
+        assert!(parts.iter().all(|n| (50..150).contains(n)), "{parts:?}");
     }
 }

@@ -168,6 +168,7 @@ impl LunQueue {
             Ok(queue) => {
                 link.queue = Some(queue);
                 link.fence_key = key;
+                link.is_exclusive = link.path.path.is_exclusive();
                 link.state = LinkState::Up;
                 link.heard = now;
                 (link.since, link.wrote) = (now, false);

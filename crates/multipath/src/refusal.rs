@@ -2,14 +2,18 @@
 
 use crate::policy::Nanos;
 use crate::sync::lock;
+use retry::{Backoff, Breaker, Jitter, State};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
 
-/// Backoff before a refused path is examined again; doubled with each refusal, up to
-/// [`EXAMINE_LAST`].
-const EXAMINE_FIRST: Nanos = 1_000_000_000;
-const EXAMINE_LAST: Nanos = 60_000_000_000;
+/// Pauses before a refused path is examined again; they grow with each refusal.
+const EXAMINE: Backoff = Backoff::new(
+    Duration::from_secs(1),
+    Duration::from_secs(60),
+    Jitter::Equal,
+);
 
 /// Reason why a path was refused (AUTH_FAILED).
 #[derive(Debug, Clone)]
@@ -34,18 +38,17 @@ impl Refusal {
 pub(crate) struct Refusals {
     current: Mutex<Option<Refusal>>,
     holds: AtomicBool,
-    /// Number of refusals, and time of the next examination.
-    count: AtomicU32,
-    examine_at: AtomicU64,
+    /// Refusals of all time, and the time of the next examination.
+    refused: Breaker,
     /// An examination is running.
     pub(crate) examined: AtomicBool,
 }
 
 impl Refusals {
-    pub(crate) fn add(&self, refusal: Refusal, now: Nanos) {
-        let times = self.count.fetch_add(1, Relaxed).min(16);
-        let pause = (EXAMINE_FIRST << times).min(EXAMINE_LAST);
-        self.examine_at.store(now + pause, Relaxed);
+    /// Adds a refusal. `seed`: that of the path.
+    pub(crate) fn add(&self, refusal: Refusal, now: Nanos, seed: u64) {
+        self.refused
+            .failed(Duration::from_nanos(now), &EXAMINE, seed);
         *lock(&self.current) = Some(refusal);
         self.holds.store(true, Release);
     }
@@ -67,6 +70,6 @@ impl Refusals {
 
     /// Checks whether the path is refused and due for examination.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
-        self.holds() && self.examine_at.load(Relaxed) <= now
+        self.holds() && self.refused.state(Duration::from_nanos(now)) != State::Open
     }
 }

@@ -5,8 +5,10 @@ mod common;
 use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Request, Wait};
 use block_testing::conformance;
 use common::*;
+use lunpath::{Connection, Identity, Lunpath, Transport};
 use multipath::{LastPath, Lun, PathSpec, PathState, Proof};
 use path_file::FilePath;
+use path_nbd::NbdPath;
 use std::cell::RefCell;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -367,8 +369,9 @@ fn a_path_that_is_dead_costs_a_queue_nothing_and_comes_in_when_it_answers() {
         assert!(lun.status().paths[0].why.is_some());
         assert!(began.elapsed() < WITHIN, "each queue waits for it");
     }
-    // The backoff grows to a second and is shared by all queues.
-    let (tried, most) = (counted.stats().connections, 10 + began.elapsed().as_secs());
+    // The pauses grow to at least half a second and are shared by all queues.
+    let most = 10 + 2 * began.elapsed().as_secs();
+    let tried = counted.stats().connections;
     assert!((1..=most).contains(&tried), "{tried} attempts");
     let mut queue = lun.queue().unwrap();
     b.start();
@@ -467,4 +470,77 @@ fn a_path_that_takes_fewer_than_the_limit_allows_is_filled_and_no_more() {
     }
     assert!(done.iter().all(|c| c.result.is_ok()));
     assert_eq!(done.len(), queue.capacity());
+}
+
+/// A path whose target keeps other clients out, or does not.
+struct Owned {
+    path: NbdPath,
+    is_exclusive: bool,
+}
+
+impl Lunpath for Owned {
+    fn name(&self) -> &str {
+        self.path.name()
+    }
+
+    fn transport(&self) -> Transport {
+        self.path.transport()
+    }
+
+    fn target_port(&self) -> String {
+        self.path.target_port()
+    }
+
+    fn identify(&self, within: Duration) -> block::Result<Identity> {
+        self.path.identify(within)
+    }
+
+    fn connect(&self, within: Duration) -> block::Result<Box<dyn Connection>> {
+        self.path.connect(within)
+    }
+
+    fn fence(&self, key: u64, within: Duration) -> block::Result<()> {
+        self.path.fence(key, within)
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.is_exclusive
+    }
+}
+
+#[test]
+fn a_silent_path_that_keeps_other_clients_out_is_waited_for_and_not_closed() {
+    let dir = TempDir::new().unwrap();
+    for is_exclusive in [false, true] {
+        let server = Server::new(dir.path(), "disk", usize::from(is_exclusive), WWID);
+        let path = server.path();
+        let path: Arc<dyn Lunpath> = Arc::new(Owned { path, is_exclusive });
+        let lun = open(vec![path], |attributes| {
+            attributes.path_fail_secs = 1;
+            attributes.esd_secs = 1;
+        });
+        let mut queue = lun.queue().unwrap();
+        until("it is in use", || {
+            queue.kick().unwrap();
+            states(&lun) == [PathState::Active]
+        });
+        server.signal("STOP");
+        assert!(queue.submit(write(1, 0, &[1; BLOCK])).is_ok());
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            assert!(reap(&mut *queue, Duration::from_millis(100)).is_empty());
+        }
+        let lost = lun.status().paths[0].offline_events;
+        assert_eq!(lost, u64::from(!is_exclusive));
+        server.signal("CONT");
+        answer(&mut *queue).result.unwrap();
+        assert_eq!(lun.status().paths[0].offline_events, lost);
+        // A close by force waits for no path.
+        server.signal("STOP");
+        assert!(queue.submit(write(2, 0, &[2; BLOCK])).is_ok());
+        lun.prepare_forced_close();
+        let error = answer(&mut *queue).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+        server.signal("CONT");
+    }
 }

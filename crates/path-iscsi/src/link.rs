@@ -7,14 +7,19 @@ use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::cdb::{Cdb, ReserveOut, persistent_reserve_out};
 use iscsi_proto::scsi::{Action, Fault, classify, reserve_out};
 use iscsi_proto::{Event, Function, TaskId, Transfer};
+use retry::{Backoff, Jitter, random_seed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum number of attempts of a control-plane command: a new session may have several unit
 /// attentions pending.
 const AGAIN_MAX: u32 = 8;
-/// Delay after BUSY if the target names none.
-const BUSY_DELAY: Duration = Duration::from_millis(50);
+/// Delays after BUSY if the target names none.
+pub(crate) const BUSY: Backoff = Backoff::new(
+    Duration::from_millis(5),
+    Duration::from_millis(500),
+    Jitter::Equal,
+);
 /// Maximum duration of the orderly shutdown of a session.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
@@ -90,13 +95,16 @@ impl Link {
         data: &Data<'_>,
         deadline: Instant,
     ) -> std::result::Result<Vec<u8>, Failure> {
+        let (mut busies, seed) = (0, random_seed());
         for _ in 0..AGAIN_MAX {
             let (status, qualifier, sense, input) = self.once(cdb, data, deadline)?;
             match classify(status, qualifier, &sense) {
                 Action::Done => return Ok(input),
                 Action::Again => {}
                 Action::Later { delay_ms, .. } => {
-                    let delay = delay_ms.map_or(BUSY_DELAY, |ms| Duration::from_millis(ms.into()));
+                    let named = delay_ms.map(|ms| Duration::from_millis(ms.into()));
+                    let delay = named.unwrap_or_else(|| BUSY.pause(busies, seed));
+                    busies += 1;
                     let left = deadline.saturating_duration_since(Instant::now());
                     std::thread::sleep(delay.min(left));
                 }

@@ -9,7 +9,7 @@
 
 use crate::errors::{access_of, of_fault};
 use crate::job::{Job, Next};
-use crate::link::Link;
+use crate::link::{BUSY, Link};
 use crate::unit::{Unit, UnitProperties};
 use crate::wire::Memory;
 use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
@@ -17,6 +17,7 @@ use iscsi_proto::scsi::{Action, Fault, PortState, Sense, classify};
 use iscsi_proto::{Event, TaskId, Transfer, slot_of};
 use layer_cpu::{Layer, within};
 use lunpath::{AccessHint, PathQueue};
+use retry::random_seed;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -29,10 +30,6 @@ use std::time::{Duration, Instant};
 const AGAIN_MAX: u32 = 3;
 /// Maximum number of delayed resends of a command by this queue, for a busy target.
 const LATER_MAX: u32 = 100;
-/// Initial delay after BUSY if the target names none; doubles up to [`DELAY_MAX`].
-const DELAY: Duration = Duration::from_millis(5);
-/// Maximum delay that this queue chooses itself.
-const DELAY_MAX: Duration = Duration::from_millis(500);
 /// Number of successful commands after which `depth` grows by one again, after a full queue.
 const GOOD_FOR_MORE: u32 = 64;
 
@@ -125,6 +122,8 @@ pub(crate) struct IscsiQueue {
     hold: Option<Instant>,
     /// Number of consecutive delays.
     busies: u32,
+    /// For the delays.
+    seed: u64,
     sign: Option<AccessHint>,
     flights: Flights,
     ready: VecDeque<Completion>,
@@ -158,6 +157,7 @@ impl IscsiQueue {
             waiting: VecDeque::new(),
             hold: None,
             busies: 0,
+            seed: random_seed(),
             sign: None,
             flights: Flights::default(),
             ready: VecDeque::new(),
@@ -338,13 +338,10 @@ impl IscsiQueue {
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    /// Suspends sending for the delay named by the target, or for an exponentially growing delay.
+    /// Suspends sending for the delay named by the target, or for one of [`BUSY`].
     fn hold_back(&mut self, delay_ms: Option<u32>) {
-        let own = DELAY.saturating_mul(1 << self.busies.min(10));
-        let delay = match delay_ms {
-            Some(ms) => Duration::from_millis(ms.into()),
-            None => own.min(DELAY_MAX),
-        };
+        let named = delay_ms.map(|ms| Duration::from_millis(ms.into()));
+        let delay = named.unwrap_or_else(|| BUSY.pause(self.busies, self.seed));
         if self.hold.is_none() {
             // Other commands in flight may end the same way; that counts as one delay.
             self.busies += 1;

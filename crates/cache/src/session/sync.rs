@@ -456,9 +456,10 @@ impl Session {
     }
 
     fn note_store(&self, vnode: &Vnode, result: &Result<()>) {
-        let first_pause = self.shared.core.limits.retry;
-        let news = vnode.write_back.note_result(result.is_ok(), first_pause);
+        let core = &self.shared.core;
         let (volume, file) = (&self.shared.info.name, vnode.file().0);
+        let (good, pauses) = (result.is_ok(), &core.limits.retries);
+        let news = vnode.write_back.note_result(good, core.now(), pauses, file);
         match result {
             Ok(()) if news => tracing::info!(volume, file, "write-back has recovered"),
             Err(error) if news => {

@@ -13,12 +13,16 @@ use crate::wait::WaitTable;
 use crate::window;
 use block::Result;
 use numa::Topology;
+use retry::{Backoff, Jitter};
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Relaxed},
 };
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
+
+/// Longest pause after failed writes, as a multiple of the first.
+const RETRY_MAX: u32 = 64;
 
 /// State of one cache.
 pub(crate) struct CacheShared {
@@ -46,7 +50,8 @@ pub(crate) struct CacheShared {
 /// Settings that are fixed when the cache is created.
 pub(crate) struct Limits {
     pub(crate) tick: Duration,
-    pub(crate) retry: Duration,
+    /// Pauses after failed writes in the background.
+    pub(crate) retries: Backoff,
     pub(crate) frame_timeout: Duration,
     pub(crate) windows: window::Config,
 }
@@ -60,7 +65,11 @@ impl CacheShared {
         let live = RuntimeSettings::new(&config);
         let limits = Limits {
             tick: config.tick,
-            retry: config.retry,
+            retries: Backoff::new(
+                config.retry,
+                config.retry.saturating_mul(RETRY_MAX),
+                Jitter::Equal,
+            ),
             frame_timeout: config.frame_timeout,
             windows: config.windows,
         };
@@ -84,9 +93,14 @@ impl CacheShared {
         })
     }
 
+    /// Reads the time since the cache was created.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// Reads the time since the cache was created, in milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        self.now().as_millis() as u64
     }
 
     /// Checks whether `pages` more pages may be read ahead; `under_way` pages are requested but

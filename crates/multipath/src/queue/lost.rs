@@ -58,11 +58,12 @@ impl LunQueue {
             shared
                 .flaps
                 .record(since, self.attributes.flap_penalty_secs, now);
+            let attempts = &self.shared.attempts[path];
             if useful {
-                self.shared.attempts[path].forget_failures();
-            } else {
-                self.shared.attempts[path].delay(self.lun.clock.now());
+                attempts.succeeded();
             }
+            // All clients of a server lose it together.
+            shared.delay(attempts, self.lun.clock.now());
         }
         drop(queue);
         self.closed(path, now);

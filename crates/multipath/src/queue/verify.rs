@@ -1,15 +1,20 @@
 //! Verification of errors: an error of one path is tried on another path before it is reported.
 
-use super::LunQueue;
-use super::jobs::Owner;
+use super::jobs::{Job, Owner};
+use super::{LunQueue, nanos};
 use crate::link::Link;
 use crate::policy::{Io, Nanos};
 use block::{Error, ErrorKind, Op};
+use retry::{Backoff, Jitter};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-/// Pause before a job that no path takes now is retried; it doubles up to [`BUSY_DOUBLINGS`] times.
-const BUSY_PAUSE: Nanos = 2_000_000;
-const BUSY_DOUBLINGS: u32 = 8;
+/// Pauses before a job that no path takes now is retried.
+const BUSY: Backoff = Backoff::new(
+    Duration::from_millis(2),
+    Duration::from_millis(512),
+    Jitter::Equal,
+);
 
 impl LunQueue {
     /// Retries a failed job on another path.
@@ -17,7 +22,7 @@ impl LunQueue {
         let job = self.jobs.job(slot);
         if job.verifying.is_some() {
             // The retry ran on the same path: the others are silent or have no room.
-            job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
+            job.after = now + pause(job, job.attempts);
         }
         (job.verifying, job.avoid) = (Some(path), Some(path));
         self.again(
@@ -74,11 +79,16 @@ impl LunQueue {
         job.after = if times == 0 && other {
             now
         } else {
-            now + (BUSY_PAUSE << times.min(BUSY_DOUBLINGS))
+            now + pause(job, times)
         };
         if now - since > grace && job.owner != Owner::Probe {
             return self.finish(slot, op, Err(error.with_kind(ErrorKind::TimedOut)), now);
         }
         self.requeue(slot, op);
     }
+}
+
+/// Returns the pause before a job is retried that was refused `times` times before.
+fn pause(job: &Job, times: u32) -> Nanos {
+    nanos(BUSY.pause(times, job.first))
 }

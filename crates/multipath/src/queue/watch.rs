@@ -111,6 +111,11 @@ impl LunQueue {
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
+        let is_closing = self.lun.abandoned.load(Relaxed);
+        if link.is_exclusive && self.links.len() == 1 && !is_closing {
+            // Closing would let other clients in, and no other path could take the I/O.
+            return;
+        }
         if silent > give_up {
             let why = format!(
                 "silent for {} s: closing the connection",
