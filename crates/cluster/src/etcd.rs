@@ -23,6 +23,9 @@ const KEYS_MAX: usize = 10_000;
 const RANGES_MAX: usize = 100;
 /// Limit for the connection to a member, and for the resolution of its name before that.
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
+/// Limit for the beginning of a watch.
+const OPENED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Why etcd did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -415,7 +418,7 @@ impl Etcd {
         let request = self.agent.post(format!("{url}/v3/watch"));
         let request = request
             .config()
-            .timeout_recv_response(Some(within))
+            .timeout_recv_response(Some(within.min(OPENED_WITHIN)))
             .timeout_recv_body(Some(within))
             .build();
         let opened = request
