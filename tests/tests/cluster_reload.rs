@@ -67,10 +67,14 @@ mod needs_peer {
             cluster.path(owner, "key").display(),
             cluster.path(owner, "more.nbd").display(),
         );
-        reload(&format!("{disk}{more}"));
+        let both = format!("{disk}{more}");
+        fs::write(&tables, &both).unwrap();
         let init = ["cluster", "init", MORE, "--config", "units.toml"];
         let init = [&init[..], &["--machines", &name]].concat();
         cluster.evfs(owner, &init).ok();
+        recorder.wait_for(100);
+        assert!(status(&cluster, owner, MORE).is_none());
+        reload(&both);
         let first = wait_for_more(&cluster, owner, |_| true);
         assert_eq!(first["cluster"]["machine"], *name);
         let lease = first["cluster"]["lease_ms"].as_u64().unwrap();
