@@ -7,6 +7,7 @@ pub mod afs;
 pub mod browser;
 pub mod cell;
 pub mod cluster;
+pub mod files;
 pub mod guest;
 pub mod lua;
 pub mod mounts;
