@@ -4,6 +4,10 @@
 //! An operation that the server acknowledged has happened. One without an answer has happened as a
 //! whole or not at all, and the next look at the directory decides which. Anything else is a
 //! [`Violation`].
+//!
+//! Rx sends a call again until it is answered. If an owner has executed it and died before its
+//! answer, the next owner executes it again, and answers that the name exists already, or not any
+//! more. Such a late answer means that the operation has happened.
 
 use crate::Random;
 use afs_client::{Client, Error};
@@ -14,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long the server may be away.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A take-over lasts longer than this.
+const LATE: Duration = Duration::from_secs(1);
 /// Names of files.
 const NAMES: u64 = 8;
 /// Bytes that are written at once.
@@ -68,7 +74,7 @@ pub struct FileClient {
     state: State,
     random: Random,
     written: u32,
-    /// Operations without an answer.
+    /// Operations without an answer, and those with a late one.
     pub unknown: u32,
 }
 
@@ -103,6 +109,7 @@ impl FileClient {
         let mut after = self.state.clone();
         operation.apply(&mut after);
         let before = std::mem::replace(&mut self.state, after);
+        let began = Instant::now();
         match self.execute(&operation) {
             Ok(()) if self.random.below(8) != 0 => Ok(()),
             Ok(()) => self.check(),
@@ -114,6 +121,11 @@ impl FileClient {
                     return Ok(());
                 }
                 self.compare(&found, &format!("after {operation:?}, which had no answer"))
+            }
+            Err(Error::Abort(code)) if is_known_already(code) && began.elapsed() > LATE => {
+                self.unknown += 1;
+                let found = self.look()?;
+                self.compare(&found, &format!("after {operation:?}, which was repeated"))
             }
             Err(error) => Err(Violation(format!("{operation:?}: {error}"))),
         }
@@ -207,6 +219,11 @@ impl FileClient {
         }
         Ok(state)
     }
+}
+
+/// Reports whether the server says that a name exists already, or not any more.
+fn is_known_already(code: Abort) -> bool {
+    matches!(code.errno(), Some(libc::EEXIST | libc::ENOENT))
 }
 
 /// Reports whether the call may have been executed, or was not because the server has just begun.
