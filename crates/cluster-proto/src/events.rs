@@ -47,6 +47,11 @@ impl Config {
         Backoff::new(self.renew, self.patience, Jitter::Equal)
     }
 
+    /// Pauses before the state of the cluster is read again because changes were missed.
+    pub(crate) fn reloads(&self) -> Backoff {
+        Backoff::new(self.ttl / 3, self.ttl / 3, Jitter::Full)
+    }
+
     /// Pauses after failed attempts to take a unit over. The first is longer than the time after
     /// which the next candidate tries.
     pub(crate) fn take_overs(&self) -> Backoff {

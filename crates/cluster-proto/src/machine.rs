@@ -118,12 +118,15 @@ impl Machine {
     /// Gives up all units one after another, and takes none, until this is called with `false`.
     pub fn drain(&mut self, now: At, drain: bool) {
         self.tick(now);
-        self.is_draining = drain;
-        self.review_all();
+        if self.is_draining != drain {
+            self.is_draining = drain;
+            self.review_all();
+        }
     }
 
     /// Gives up these units, each in order once it is served, and takes none of them, until this is
-    /// called without them. Other units stay as they are.
+    /// called without them. One that is not being opened yet is given up at once. Other units stay
+    /// as they are.
     pub fn retire(&mut self, now: At, units: BTreeSet<Name>) {
         self.tick(now);
         self.retired = units;
@@ -476,9 +479,12 @@ impl Machine {
                 self.unplan(&unit);
                 self.units.remove(&unit);
             }
+            // What is known stays of use: the store refuses what is wrong about it. All machines
+            // may have missed changes at the same time.
             Notice::Missed => {
-                self.is_loaded = false;
-                self.ask(Ask::Load);
+                let seed = unit::hash(&(&self.config.name, self.last_ask));
+                let at = self.now + self.config.reloads().pause(0, seed);
+                self.ask_at(at, Ask::Load, 0);
             }
         }
     }
@@ -624,12 +630,16 @@ impl Machine {
                 }
                 self.plan(unit);
             }
-            Phase::Fencing | Phase::Bumping | Phase::Opening if self.leaves(unit) => {
-                let epoch = known.epoch;
-                let name = Name::clone(unit);
-                self.actions.push_back(Action::Kill { unit: name, epoch });
-                self.release(unit, Release::UNCLEAN);
+            Phase::Fencing | Phase::Bumping if self.leaves(unit) => {
+                let release = if known.phase == Phase::Fencing {
+                    Release::CLEAN
+                } else {
+                    Release::UNCLEAN
+                };
+                self.abandon(unit, release);
             }
+            // Without a table, it is stopped in order once it is open.
+            Phase::Opening if self.is_draining => self.abandon(unit, Release::UNCLEAN),
             Phase::Serving => {
                 if known.record.holder.as_ref().is_some_and(|h| h.serving) {
                     self.published(unit);
@@ -756,6 +766,16 @@ impl Machine {
     fn give_up(&mut self, unit: &Name, release: Release) {
         if let Some(known) = self.units.get_mut(unit) {
             known.failed(self.now, unit, &self.config);
+        }
+        self.release(unit, release);
+    }
+
+    /// Kills the process of a unit that is not open yet.
+    fn abandon(&mut self, unit: &Name, release: Release) {
+        if let Some(known) = self.units.get(unit) {
+            let epoch = known.epoch;
+            let name = Name::clone(unit);
+            self.actions.push_back(Action::Kill { unit: name, epoch });
         }
         self.release(unit, release);
     }

@@ -7,6 +7,9 @@ use retry::Breaker;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+/// Largest number of candidates that are waited for. Some may have no table for the unit.
+const TURNS_MAX: u32 = 10;
+
 /// State of a unit.
 #[derive(Debug)]
 pub(crate) struct Unit {
@@ -112,7 +115,7 @@ impl Unit {
 
     /// Plans an attempt for a candidate of this rank.
     pub fn plan(&mut self, now: At, rank: u32, config: &Config) {
-        let at = now + config.stagger.saturating_mul(rank);
+        let at = now + config.stagger.saturating_mul(rank.min(TURNS_MAX));
         self.next = Some(at.max(At(self.attempts.until())));
     }
 

@@ -53,8 +53,8 @@ fn main() {
         for number in 0..WATCHERS {
             let (ends, endpoints) = (&ends, &endpoints);
             scope.spawn(move || {
-                let goes_on = |_: Seen| !ends.load(Relaxed);
-                open(endpoints).watch(&own(number), revision + 1, &goes_on);
+                let mut goes_on = |_: Seen| !ends.load(Relaxed);
+                open(endpoints).watch(&own(number), revision + 1, &mut goes_on);
             });
         }
         std::thread::sleep(Duration::from_secs(1));

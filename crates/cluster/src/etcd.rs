@@ -96,19 +96,12 @@ pub struct Outcome {
     pub found: Option<Pair>,
 }
 
-/// Keys to read or to watch.
+/// Keys to read.
 #[derive(Debug, Clone)]
 pub enum Keys {
     One(String),
     /// All that begin with this.
     Prefix(String),
-}
-
-/// Keys whose changes from a revision on are to be reported.
-#[derive(Debug, Clone)]
-pub struct Watched {
-    pub keys: Keys,
-    pub from: u64,
 }
 
 /// A change that a watch reports.
@@ -207,11 +200,10 @@ impl Etcd {
                     self.members.prefer(member);
                     return Ok(answer);
                 }
-                Err(Error::Silent(why)) => last = Some(why),
-                Err(other) => return Err(other),
+                Err(error) => last = Some(error),
             }
         }
-        Err(Error::Silent(last.unwrap_or_default()))
+        Err(last.unwrap_or_else(|| Error::Silent("there was no time left".into())))
     }
 
     fn post_to(
@@ -235,14 +227,16 @@ impl Etcd {
         let text = || String::from_utf8_lossy(&answer[..answer.len().min(300)]).into_owned();
         if !status.is_success() {
             let why = format!("{url}: {status}: {}", text());
-            // 503: no leader at present. Another member may know one.
+            // 503: no leader at present. 429: too many requests. Without a code: no etcd.
+            let known: Option<Value> = serde_json::from_slice(&answer).ok();
+            let is_etcd = known.is_some_and(|answer| answer.get("code").is_some());
             return Err(match status.as_u16() {
-                500..=599 => Error::Silent(why),
-                _ => Error::Refused(why),
+                400..=428 | 430..=499 if is_etcd => Error::Refused(why),
+                _ => Error::Silent(why),
             });
         }
         serde_json::from_slice(&answer)
-            .map_err(|e| Error::Answer(format!("{url}: {e}: {}", text())))
+            .map_err(|e| Error::Silent(format!("{url} is no etcd: {e}: {}", text())))
     }
 
     /// Grants a lease. Returns its number, and the time that it was given.
@@ -265,7 +259,7 @@ impl Etcd {
     /// # Errors
     /// This member does not answer.
     pub fn renew(&self, lease: u64, within: Duration) -> Result<bool, Error> {
-        let member = self.members.in_turn(true);
+        let member = self.members.next_to_renew();
         let ask = json!({"ID": lease.to_string()});
         let answer = self.post_to(member, "/v3/lease/keepalive", &ask, within);
         let answer = answer.and_then(|answer| match answer.get("result") {
@@ -295,8 +289,10 @@ impl Etcd {
         ask["limit"] = KEYS_MAX.into();
         let mut all: Vec<Pair> = Vec::new();
         let mut read_at = 0;
+        let deadline = Deadline::after(self.members.now(), within);
         loop {
-            let answer = self.post("/v3/kv/range", &ask, within)?;
+            let left = deadline.left(self.members.now());
+            let answer = self.post("/v3/kv/range", &ask, left)?;
             if read_at == 0 {
                 read_at = number(&answer["header"]["revision"]);
                 ask["revision"] = read_at.to_string().into();
@@ -321,6 +317,7 @@ impl Etcd {
     pub fn read(&self, keys: &[Keys], within: Duration) -> Result<(Vec<Pair>, u64), Error> {
         let mut all = Vec::new();
         let mut read_at = 0;
+        let deadline = Deadline::after(self.members.now(), within);
         for some in keys.chunks(RANGES_MAX) {
             let range = |keys: &Keys| {
                 let mut range = keys.json();
@@ -330,7 +327,8 @@ impl Etcd {
                 json!({"request_range": range})
             };
             let ranges: Vec<Value> = some.iter().map(range).collect();
-            let answer = self.post("/v3/kv/txn", &json!({"success": ranges}), within)?;
+            let left = deadline.left(self.members.now());
+            let answer = self.post("/v3/kv/txn", &json!({"success": ranges}), left)?;
             if read_at == 0 {
                 read_at = number(&answer["header"]["revision"]);
             }
@@ -389,32 +387,29 @@ impl Etcd {
         })
     }
 
-    /// Passes changes of keys on until the member ends the stream or `within` is over, and notes
-    /// from which revision on each of `watched` has to be watched next. Changes of one of them come
-    /// in their order. Asks the members in turn, so that one that is cut off hides changes for a
-    /// limited time only: it opens streams all the same.
+    /// Passes changes of keys that begin with `prefix` on, from the revision `from` on, until the
+    /// member ends the stream or `within` is over, and sets `from` to the revision after the last
+    /// one. Asks the members in turn, so that one that is cut off hides changes for a limited time
+    /// only: it opens streams all the same.
+    ///
+    /// A stream has one watch: the gateway may discard what follows the first request of a body.
     ///
     /// # Errors
-    /// The stream cannot be opened; [`Error::Refused`]: changes from a revision on are no longer
+    /// The stream cannot be opened; [`Error::Refused`]: changes from that revision on are no longer
     /// stored.
     pub fn watch(
         &self,
-        watched: &mut [Watched],
+        prefix: &str,
+        from: &mut u64,
         within: Duration,
         each: &mut dyn FnMut(Event) -> bool,
     ) -> Result<(), Error> {
-        let member = self.members.in_turn(false);
+        let member = self.members.next_to_watch();
         let url = &self.urls[member];
         let silent = |why: String| Error::Silent(format!("{url}: {why}"));
-        let mut create = String::new();
-        for (number, Watched { keys, from }) in watched.iter().enumerate() {
-            let mut request = keys.json();
-            request["start_revision"] = from.to_string().into();
-            // 0 would let the member choose.
-            request["watch_id"] = (number + 1).to_string().into();
-            create += &json!({"create_request": request}).to_string();
-            create.push('\n');
-        }
+        let mut watch = Keys::Prefix(prefix.into()).json();
+        watch["start_revision"] = from.to_string().into();
+        let create = json!({"create_request": watch});
         let request = self.agent.post(format!("{url}/v3/watch"));
         let request = request
             .config()
@@ -423,7 +418,7 @@ impl Etcd {
             .build();
         let opened = request
             .header("content-type", "application/json")
-            .send(create.as_bytes());
+            .send(create.to_string().as_bytes());
         let opened = match opened {
             Ok(response) if response.status().is_success() => Ok(response),
             Ok(response) => Err(silent(response.status().to_string())),
@@ -446,19 +441,12 @@ impl Etcd {
                 let why = format!("{url}: the watch was cancelled: {result}");
                 return Err(Error::Refused(why));
             }
-            let watch = number(&result["watch_id"]).checked_sub(1);
-            let mut watch = watch.and_then(|watch| watched.get_mut(watch as usize));
+            let mut last = None;
             for event in result["events"].as_array().into_iter().flatten() {
                 let Some(pair) = pair(&event["kv"])? else {
                     continue;
                 };
-                if let Some(watch) = &mut watch {
-                    watch.from = match watch.keys {
-                        Keys::One(_) => pair.revision + 1,
-                        // One transaction may have changed several keys at this revision.
-                        Keys::Prefix(_) => pair.revision,
-                    };
-                }
+                last = Some(pair.revision);
                 let event = match event["type"].as_str() {
                     Some("DELETE") => Event::Deleted {
                         key: pair.key,
@@ -470,6 +458,8 @@ impl Etcd {
                     return Ok(());
                 }
             }
+            // All changes of one revision are in one answer.
+            *from = last.map_or(*from, |last| last + 1);
         }
     }
 

@@ -25,8 +25,9 @@ pub(crate) struct Members {
     seed: u64,
     /// The member that answered last.
     preferred: AtomicUsize,
-    /// Counts requests that go to the members in turn.
-    turn: AtomicUsize,
+    /// Count the renewals and the watches, which go to the members in turn.
+    renewals: AtomicUsize,
+    watches: AtomicUsize,
 }
 
 impl Members {
@@ -39,7 +40,8 @@ impl Members {
             began: Instant::now(),
             seed: random_seed(),
             preferred: AtomicUsize::new(0),
-            turn: AtomicUsize::new(0),
+            renewals: AtomicUsize::new(0),
+            watches: AtomicUsize::new(0),
         }
     }
 
@@ -57,10 +59,18 @@ impl Members {
         order
     }
 
-    /// Returns the next member in turn that is not left out. `probes`: it may be one whose time to
-    /// be probed has come.
-    pub fn in_turn(&self, probes: bool) -> usize {
-        let (now, turn) = (self.now(), self.turn.fetch_add(1, Relaxed));
+    /// Returns the next member that is not left out, or one whose time to be probed has come.
+    pub fn next_to_renew(&self) -> usize {
+        self.in_turn(&self.renewals, true)
+    }
+
+    /// Returns the next member that is not left out.
+    pub fn next_to_watch(&self) -> usize {
+        self.in_turn(&self.watches, false)
+    }
+
+    fn in_turn(&self, turns: &AtomicUsize, probes: bool) -> usize {
+        let (now, turn) = (self.now(), turns.fetch_add(1, Relaxed));
         let may = |member: &usize| match self.members[*member].state(now) {
             State::Closed => true,
             State::HalfOpen => probes && self.members[*member].admit(now, PROBE_WITHIN),
@@ -104,7 +114,7 @@ mod tests {
         members.is_silent(3);
         members.is_silent(1);
         assert_eq!(members.in_order(), [2, 0, 3, 1]);
-        let turns: Vec<usize> = (0..4).map(|_| members.in_turn(true)).collect();
+        let turns: Vec<usize> = (0..4).map(|_| members.next_to_renew()).collect();
         assert_eq!(turns, [0, 2, 2, 0]);
         members.answered(3);
         assert_eq!(members.in_order(), [2, 3, 0, 1]);
@@ -114,7 +124,7 @@ mod tests {
     fn without_any_member_that_answers_all_have_their_turn() {
         let members = Members::new(3);
         (0..3).for_each(|member| members.is_silent(member));
-        let turns: Vec<usize> = (0..3).map(|_| members.in_turn(true)).collect();
+        let turns: Vec<usize> = (0..3).map(|_| members.next_to_renew()).collect();
         assert_eq!(turns, [0, 1, 2]);
     }
 }

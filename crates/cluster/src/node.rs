@@ -351,7 +351,7 @@ impl Node {
         let (store, own) = (Arc::clone(&self.store), Arc::clone(&self.own));
         let (sender, current) = (self.sender.clone(), Arc::clone(&self.watch));
         let watch = move || {
-            store.watch(&own, revision, &|seen| {
+            store.watch(&own, revision, &mut |seen| {
                 let is_wanted = current.load(Relaxed) == number;
                 is_wanted && sender.send(Event::Seen(number, seen)).is_ok()
             });

@@ -6,19 +6,17 @@
 //!   PREFIX/drain/NAME     {}              the machine gives up its units, and takes none
 //! ```
 
-use crate::etcd::{Change, Compare, Endpoints, Error, Etcd, Event, Keys, Outcome, Pair, Watched};
+use crate::etcd::{Change, Compare, Endpoints, Error, Etcd, Event, Keys, Outcome, Pair};
 use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most units whose records are read and watched one by one. Above it, all records are.
+/// Most units whose records are read one by one. Above it, all records are.
 const UNITS_ONE_BY_ONE: usize = 1000;
-/// Time for which one member is asked for changes of machines.
+/// Time for which one member is asked for changes.
 const WATCH_WITHIN: Duration = Duration::from_secs(2);
-/// How much longer it is asked for changes of each unit, because each is a request of its own.
-const WATCH_UNIT: Duration = Duration::from_millis(20);
 /// Shortest time between two watches.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
 /// Limit for reading the state of the cluster.
@@ -127,27 +125,12 @@ impl Store {
         if own.units.len() > UNITS_ONE_BY_ONE {
             return self.state(LOAD_WITHIN);
         }
-        let mut keys = self.machines();
-        keys.extend(self.units(own));
+        let kinds = ["machine", "drain"].map(|kind| Keys::Prefix(self.key(kind, "")));
+        let units = own.units.iter();
+        let units = units.map(|unit| Keys::One(self.key("unit", unit)));
+        let keys: Vec<Keys> = kinds.into_iter().chain(units).collect();
         let (pairs, revision) = self.etcd.read(&keys, LOAD_WITHIN)?;
         Ok((self.state_of(pairs), revision))
-    }
-
-    /// Returns the keys of all machines.
-    fn machines(&self) -> Vec<Keys> {
-        let kinds = ["machine", "drain"].into_iter();
-        kinds.map(|kind| Keys::Prefix(self.key(kind, ""))).collect()
-    }
-
-    /// Returns the keys of the units of a machine, possibly of more units.
-    fn units(&self, own: &Own) -> Vec<Keys> {
-        if own.units.len() > UNITS_ONE_BY_ONE {
-            return vec![Keys::Prefix(self.key("unit", ""))];
-        }
-        let units = own.units.iter();
-        units
-            .map(|unit| Keys::One(self.key("unit", unit)))
-            .collect()
     }
 
     fn state_of(&self, pairs: Vec<Pair>) -> State {
@@ -346,38 +329,21 @@ impl Store {
         })
     }
 
-    /// Watches changes from a revision on until `each` returns false. [`Notice::Missed`] is one of
-    /// the last if changes were missed. Changes of different units, and those of machines, come in
-    /// any order.
-    pub fn watch(&self, own: &Own, revision: u64, each: &(dyn Fn(Seen) -> bool + Sync)) {
-        let units = self.units(own);
-        let units_within = WATCH_WITHIN + WATCH_UNIT * u32::try_from(units.len()).unwrap_or(0);
-        std::thread::scope(|scope| {
-            if !units.is_empty() {
-                scope.spawn(|| self.watch_keys(own, units, revision, units_within, each));
-            }
-            self.watch_keys(own, self.machines(), revision, WATCH_WITHIN, each);
-        });
-    }
-
-    fn watch_keys(
-        &self,
-        own: &Own,
-        keys: Vec<Keys>,
-        from: u64,
-        within: Duration,
-        each: &(dyn Fn(Seen) -> bool + Sync),
-    ) {
-        let watched = |keys| Watched { keys, from };
-        let mut watched: Vec<Watched> = keys.into_iter().map(watched).collect();
+    /// Watches changes from a revision on until `each` returns false. [`Notice::Missed`] is the
+    /// last one if changes were missed.
+    pub fn watch(&self, own: &Own, revision: u64, each: &mut dyn FnMut(Seen) -> bool) {
+        let mut from = revision;
         let mut goes_on = true;
         while goes_on {
             let began = Instant::now();
             let mut take = |event: Event| {
-                goes_on = self.change(own, event).is_none_or(each);
+                goes_on = self.change(own, event).is_none_or(&mut *each);
                 goes_on
             };
-            match self.etcd.watch(&mut watched, within, &mut take) {
+            let watched = self
+                .etcd
+                .watch(&self.prefix, &mut from, WATCH_WITHIN, &mut take);
+            match watched {
                 Ok(()) => {}
                 Err(Error::Refused(why)) => {
                     tracing::info!(why, "changes of the cluster were missed");

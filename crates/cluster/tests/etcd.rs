@@ -4,6 +4,7 @@ use cluster::{Drain, Endpoints, Host, Own, Seen, Store};
 use cluster_proto::{Answer, Ask, Notice, Record};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use test_support::etcd::Etcd;
 
@@ -35,6 +36,15 @@ fn load(store: &Store, own: &Own) -> (BTreeSet<String>, u64) {
         _ => None,
     });
     (units.collect(), loaded.unwrap().0)
+}
+
+/// Lets the watches of a test end, also when it panics.
+struct EndsAtExit<'a>(&'a AtomicBool);
+
+impl Drop for EndsAtExit<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 mod needs_peer {
@@ -96,7 +106,7 @@ mod needs_peer {
         assert!(refused.contains("ertificate"), "{refused}");
     }
 
-    /// Few units are read and watched one by one, many together.
+    /// The records of few units are read one by one, those of many together.
     #[test]
     fn a_machine_learns_of_its_units_whether_they_are_few_or_many() {
         let place = tempfile::tempdir().unwrap();
@@ -115,14 +125,15 @@ mod needs_peer {
             let (learned, revision) = load(&one, &own);
             assert_eq!(learned.len(), units);
             let seen = Mutex::new(Vec::new());
-            let ends = Mutex::new(false);
+            let ends = AtomicBool::new(false);
             std::thread::scope(|scope| {
+                let _end = EndsAtExit(&ends);
                 scope.spawn(|| {
-                    one.watch(&own, revision, &|what| {
+                    one.watch(&own, revision, &mut |what| {
                         if !matches!(what, Seen::Nothing) {
                             seen.lock().unwrap().push(format!("{what:?}"));
                         }
-                        !*ends.lock().unwrap()
+                        !ends.load(Relaxed)
                     });
                 });
                 let wait_for = |text: &str| {
@@ -156,17 +167,15 @@ mod needs_peer {
                     one.set_drain(&drain, WITHIN).unwrap();
                     wait_for(&machine);
                 }
-                *ends.lock().unwrap() = true;
-                // So that the watches end.
-                let drain = Drain {
-                    machine: "end".into(),
-                    is_drained: false,
-                };
-                one.set_drain(&drain, WITHIN).unwrap();
             });
             let seen = seen.into_inner().unwrap();
             let others = seen.iter().filter(|one| one.contains("u1299")).count();
             assert_eq!(others, 0, "{seen:?}");
+            for round in 0..3 {
+                let change = format!("d{units}-{round}\"");
+                let told = seen.iter().filter(|one| one.contains(&change)).count();
+                assert_eq!(told, 1, "{seen:?}");
+            }
         }
     }
 
@@ -186,7 +195,7 @@ mod needs_peer {
         let (_, revision) = one.state(WITHIN).unwrap();
         etcd.ctl(&["compact", &revision.to_string()]);
         let is_missed = Mutex::new(false);
-        one.watch(&own(2), 2, &|seen| {
+        one.watch(&own(2), 2, &mut |seen| {
             if matches!(seen, Seen::Notice(Notice::Missed)) {
                 *is_missed.lock().unwrap() = true;
             }

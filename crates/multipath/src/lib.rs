@@ -40,7 +40,7 @@ pub use attributes::{ATTRIBUTES, Attributes};
 pub use contact::identify;
 pub use identity::Proof;
 pub use log::Event;
-pub use lun::{Config, LastPath, LegacyLun, Lun};
+pub use lun::{Config, LastPath, Lun, LunView};
 pub use mailbox::WaitingIo;
 pub use path::{PATHS_MAX, PathState};
 pub use shared::PathSpec;

@@ -72,9 +72,9 @@ impl Shared {
     /// Opens a queue. Waits for the first connection, and for a limited time for the others, but
     /// not for a path that is known to be lost: it is added when it answers. During a forced close,
     /// does not wait even for the first connection if every path is lost.
-    fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
+    fn queue(self: &Arc<Self>, only: Option<usize>, is_limited: bool) -> Result<Box<dyn Queue>> {
         let id = QueueId::new(self.next_queue.fetch_add(1, Relaxed));
-        let made = QueueShared::new(id, only);
+        let made = QueueShared::new(id, only, is_limited);
         let queue = Arc::new(made.map_err(|e| Error::from_io(&self.name, e))?);
         lock(&self.queues).push(Arc::clone(&queue));
         self.wake_monitor();
@@ -236,13 +236,22 @@ impl Lun {
     ///
     /// # Errors
     /// No path has this name.
-    pub fn legacy(&self, name: &str) -> Result<LegacyLun> {
+    pub fn legacy(&self, name: &str) -> Result<LunView> {
         let path = self.find(name)?;
         let alone = !self.shared.attributes().leg_mpath_enable;
-        Ok(LegacyLun {
-            shared: Arc::clone(&self.shared),
+        Ok(LunView {
             only: alone.then_some(path.id),
+            ..self.whole()
         })
+    }
+
+    /// Returns a view of the LUN with all its paths.
+    pub fn whole(&self) -> LunView {
+        LunView {
+            shared: Arc::clone(&self.shared),
+            only: None,
+            is_limited: true,
+        }
     }
 
     fn find(&self, name: &str) -> Result<Arc<SharedPath>> {
@@ -544,23 +553,36 @@ impl BlockDevice for Lun {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.shared.queue(None)
+        self.shared.queue(None, true)
     }
 }
 
-/// A LUN under the legacy name of a path.
-pub struct LegacyLun {
+/// A LUN as some of its users have it: under the legacy name of a path, or without limits.
+#[derive(Clone)]
+pub struct LunView {
     shared: Arc<Shared>,
     only: Option<usize>,
+    is_limited: bool,
 }
 
-impl BlockDevice for LegacyLun {
+impl LunView {
+    /// Returns a view whose few I/Os do not wait for those of others: the limits on I/Os in flight
+    /// (`max_q_depth`, `tport_max_qdepth`) are not applied to them. For I/O on which a thread waits
+    /// that has to take the answers of others.
+    #[must_use]
+    pub fn without_limits(mut self) -> LunView {
+        self.is_limited = false;
+        self
+    }
+}
+
+impl BlockDevice for LunView {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.shared.queue(self.only)
+        self.shared.queue(self.only, self.is_limited)
     }
 }
 

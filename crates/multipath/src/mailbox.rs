@@ -60,6 +60,8 @@ pub(crate) struct QueueShared {
     pub(crate) id: QueueId,
     /// The only path it may use, for a legacy name without multipathing.
     pub(crate) only: Option<usize>,
+    /// Whether it heeds the limits on I/Os in flight.
+    pub(crate) is_limited: bool,
     pub(crate) links: [AtomicU8; PATHS_MAX],
     pub(crate) attempts: [Breaker; PATHS_MAX],
     pub(crate) waiting: AtomicU32,
@@ -72,10 +74,15 @@ pub(crate) struct QueueShared {
 }
 
 impl QueueShared {
-    pub(crate) fn new(id: QueueId, only: Option<usize>) -> std::io::Result<QueueShared> {
+    pub(crate) fn new(
+        id: QueueId,
+        only: Option<usize>,
+        is_limited: bool,
+    ) -> std::io::Result<QueueShared> {
         Ok(QueueShared {
             id,
             only,
+            is_limited,
             links: std::array::from_fn(|_| AtomicU8::new(LINK_DOWN)),
             attempts: std::array::from_fn(|_| Breaker::default()),
             waiting: AtomicU32::new(0),

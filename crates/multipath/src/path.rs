@@ -1,6 +1,7 @@
 //! A path as all threads of a LUN share it: its state, its counters, and the limits on its use.
 
 use crate::access::PortAccess;
+use crate::attributes::Attributes;
 use crate::flaps::Flaps;
 use crate::latency::{BUCKETS, Latencies};
 use crate::policy::Nanos;
@@ -200,6 +201,13 @@ impl SharedPath {
     /// Counts a lost connection or a failed attempt to connect: of this path, or of it in one queue.
     pub(crate) fn delay(&self, attempts: &Breaker, now: Nanos) {
         attempts.failed(Duration::from_nanos(now), &RECONNECT, self.seed);
+    }
+
+    /// Reports whether the limits permit another I/O on it.
+    pub(crate) fn is_below(&self, limits: &Attributes) -> bool {
+        let port = limits.tport_max_qdepth;
+        self.in_flight.load(Relaxed) < limits.max_q_depth
+            && (port == 0 || self.port.in_flight.load(Relaxed) < port)
     }
 
     /// Records that it has no connection, and why; the next success clears it.

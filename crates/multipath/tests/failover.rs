@@ -472,6 +472,42 @@ fn a_path_that_takes_fewer_than_the_limit_allows_is_filled_and_no_more() {
     assert_eq!(done.len(), queue.capacity());
 }
 
+#[test]
+fn a_view_without_limits_does_not_wait_for_io_whose_thread_waits_for_it() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let lun = lun(&[&a], |x| x.max_q_depth = 1);
+    let mut queue = lun.queue().unwrap();
+    let read = |tag| {
+        let bufs = Buf::zeroed(BLOCK).into();
+        let op = Op::Read { offset: 0, bufs };
+        Request { tag, op }
+    };
+    queue.submit(read(0)).unwrap();
+    queue.kick().unwrap();
+    assert_eq!(lun.status().paths[0].in_flight, 1);
+    // No thread takes its answer.
+    let mut other = lun.queue().unwrap();
+    let mut done = Vec::new();
+    other.submit(read(1)).unwrap();
+    other.kick().unwrap();
+    let soon = Wait::AtMost(Duration::from_millis(300));
+    other.reap(soon, &mut done).unwrap();
+    assert!(done.is_empty(), "the limit holds for others");
+    for view in [lun.whole(), lun.legacy("c0t0d0").unwrap()] {
+        let mut beside = Blocking::open(&view.without_limits()).unwrap();
+        beside.read_at(0, &mut [0; BLOCK]).unwrap();
+        beside.write_at(0, &[7; BLOCK]).unwrap();
+    }
+    assert_eq!(lun.status().paths[0].in_flight, 1);
+    for queue in [&mut queue, &mut other] {
+        while queue.in_flight() > 0 {
+            queue.reap(Wait::Block, &mut done).unwrap();
+        }
+    }
+    assert!(done.iter().all(|c| c.result.is_ok()));
+}
+
 /// A path whose target keeps other clients out, or does not.
 struct Owned {
     path: NbdPath,
@@ -535,6 +571,18 @@ fn a_silent_path_that_keeps_other_clients_out_is_waited_for_and_not_closed() {
         server.signal("CONT");
         answer(&mut *queue).result.unwrap();
         assert_eq!(lun.status().paths[0].offline_events, lost);
+        // I/O without an answer ends in time, as without a path.
+        lun.set("transient_secs", "1").unwrap();
+        server.signal("STOP");
+        assert!(queue.submit(write(3, 0, &[3; BLOCK])).is_ok());
+        let error = answer(&mut *queue).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+        server.signal("CONT");
+        lun.set("transient_secs", "120").unwrap();
+        until("it is in use again", || {
+            queue.kick().unwrap();
+            states(&lun) == [PathState::Active]
+        });
         // A close by force waits for no path.
         server.signal("STOP");
         assert!(queue.submit(write(2, 0, &[2; BLOCK])).is_ok());

@@ -123,6 +123,8 @@ pub struct OpenLun {
     lun: Arc<Lun>,
     /// Device that serves the data: the whole LUN, or its view by a legacy name.
     view: Arc<dyn BlockDevice>,
+    /// The same for the in-use record, for which threads of other I/O wait.
+    beside: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
     scratch: Option<Scratch>,
@@ -250,7 +252,7 @@ impl Disk {
         let claim = Claim::take(&content.uuid, &shown, share.claimed())?;
         let (below, place) = match self {
             Disk::File(file) => (Arc::clone(&file.file) as Arc<dyn BlockDevice>, &file.hold),
-            Disk::Lun(lun) => (Arc::clone(&lun.view), &lun.hold),
+            Disk::Lun(lun) => (Arc::clone(&lun.beside), &lun.hold),
         };
         let in_use = match content.record {
             Some(at)
@@ -617,15 +619,19 @@ fn open_lun(
     let (lun, paths) = start(known, &registry, settings, access, &own_record)?;
     let lun = Arc::new(lun);
     // The view by a legacy name or an address has all paths or only that one, as configured.
-    let view: Arc<dyn BlockDevice> = match addresses {
-        [one] if *one != known.name => Arc::new(lun.legacy(one)?),
-        _ => Arc::clone(&lun) as _,
+    let (view, beside): (Arc<dyn BlockDevice>, _) = match addresses {
+        [one] if *one != known.name => {
+            let view = lun.legacy(one)?;
+            (Arc::new(view.clone()), view)
+        }
+        _ => (Arc::clone(&lun) as _, lun.whole()),
     };
     let scratch = scratch_over(Arc::clone(&view), settings);
     Ok(OpenLun {
         hold: OnceLock::new(),
         lun,
         view,
+        beside: Arc::new(beside.without_limits()),
         scratch,
         lock,
         places: Places::of_lun(place_of_lun(&file, &known.name)),

@@ -91,6 +91,8 @@ struct Shared {
 
 const ANSWERS: usize = 0;
 const HANGS: usize = 1;
+/// It is another server.
+const IS_NO_ETCD: usize = 4;
 /// It has no leader: it opens watches, and does nothing else.
 const IS_CUT_OFF: usize = 2;
 const ENDS: usize = 3;
@@ -172,6 +174,7 @@ impl Shared {
             }
             let status = match self.does.load(Relaxed) {
                 IS_CUT_OFF if !is_watch => "503 Service Unavailable",
+                IS_NO_ETCD => "404 Not Found",
                 _ => "200 OK",
             };
             let body = r#"{"result": {"TTL": "3"}, "header": {"revision": "7"}}"#;
@@ -187,13 +190,6 @@ impl Shared {
 const SHORT: Duration = Duration::from_millis(10);
 const WITHIN: Duration = Duration::from_millis(800);
 const LONG: Duration = Duration::from_secs(60);
-
-fn watched() -> [Watched; 1] {
-    [Watched {
-        keys: Keys::Prefix("a".into()),
-        from: 1,
-    }]
-}
 
 fn client(members: &[&Fake]) -> Etcd {
     let urls = members.iter().map(|member| member.url.clone()).collect();
@@ -213,7 +209,7 @@ fn a_member_that_hangs_is_left_out_and_probed_until_it_answers() {
     let (began, mut probes) = (Instant::now(), 0);
     while began.elapsed() < 4 * WITHIN {
         assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7);
-        etcd.watch(&mut watched(), SHORT, &mut |_| true).unwrap();
+        etcd.watch("a", &mut 1, SHORT, &mut |_| true).unwrap();
         probes += usize::from(etcd.renew(1, WITHIN / 4).is_err());
         std::thread::sleep(SHORT);
     }
@@ -236,7 +232,7 @@ fn a_member_without_a_leader_gets_no_watches_after_it_failed_a_renewal() {
     let renewed = [etcd.renew(1, WITHIN), etcd.renew(1, WITHIN)];
     assert_eq!(renewed.iter().filter(|result| result.is_err()).count(), 1);
     for _ in 0..10 {
-        etcd.watch(&mut watched(), WITHIN, &mut |_| true).unwrap();
+        etcd.watch("a", &mut 1, WITHIN, &mut |_| true).unwrap();
     }
     assert_eq!(
         [0, 1].map(|member: usize| members[member].watches()),
@@ -255,4 +251,15 @@ fn members_that_are_all_left_out_are_asked_all_the_same() {
     assert_eq!(members.each_ref().map(Fake::requests), [5, 5]);
     members[1].now(ANSWERS);
     assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7);
+}
+
+#[test]
+fn a_server_that_is_no_etcd_keeps_no_request_from_the_members() {
+    let members = [IS_NO_ETCD, ANSWERS].map(Fake::start);
+    let etcd = client(&members.each_ref());
+    for _ in 0..5 {
+        assert_eq!(etcd.list("a", WITHIN).unwrap().1, 7);
+        etcd.transact(&[], &[], "a", WITHIN).unwrap();
+    }
+    assert_eq!(members[0].requests(), 1);
 }

@@ -30,9 +30,7 @@ impl LunQueue {
             view.usable = state
                 && (access.carries() || !heeded)
                 && room
-                && view.in_flight < attributes.max_q_depth
-                && (attributes.tport_max_qdepth == 0
-                    || path.port.in_flight.load(Relaxed) < attributes.tport_max_qdepth)
+                && (!self.shared.is_limited || path.is_below(&attributes))
                 && self.shared.only.is_none_or(|only| only == path.id);
         }
     }

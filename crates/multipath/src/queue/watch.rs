@@ -112,7 +112,9 @@ impl LunQueue {
             return;
         }
         let is_closing = self.lun.abandoned.load(Relaxed);
-        if link.is_exclusive && self.links.len() == 1 && !is_closing {
+        let transient = u64::from(self.attributes.transient_secs) * 1_000_000_000;
+        let waits = self.attributes.infinite_retries_enable || silent <= transient;
+        if link.is_exclusive && self.links.len() == 1 && waits && !is_closing {
             // Closing would let other clients in, and no other path could take the I/O.
             return;
         }
