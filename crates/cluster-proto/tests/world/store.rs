@@ -10,7 +10,7 @@ pub struct Load {
     pub renewals: u64,
     /// Other requests.
     pub others: u64,
-    /// Notices that it has sent.
+    /// Notices that it has sent. As etcd, it sends each change to all machines.
     pub notices: u64,
     /// Records and keys of machines that it has sent to machines which read all that concerns them.
     pub loaded: u64,
@@ -130,16 +130,15 @@ impl Store {
         Notice::Missed
     }
 
-    /// Returns the hosts that are told.
+    /// Returns the hosts whom a notice concerns. Others ignore it.
     pub fn watchers(&mut self, notice: &Notice) -> Vec<usize> {
         let candidates = match notice {
             Notice::Unit { unit, .. } => self.candidates.get(unit),
             _ => None,
         };
         let concerns = |host: &&usize| candidates.is_none_or(|hosts| hosts.contains(host));
-        let told: Vec<usize> = self.watching.iter().filter(concerns).copied().collect();
-        self.notified += told.len() as u64;
-        told
+        self.notified += self.watching.len() as u64;
+        self.watching.iter().filter(concerns).copied().collect()
     }
 
     /// Returns the delay of a notice, which overtakes no other of the same watch.
