@@ -4,7 +4,7 @@ use crate::At;
 use crate::events::{Action, Answer, Ask, AskId, Config, Current, Done, Notice, Phase};
 use crate::lease::{self, Lease};
 use crate::record::{Claim, Name, Record};
-use crate::unit::{self, Release, Unit};
+use crate::unit::{self, Due, Release, Unit};
 use retry::Breaker;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -799,17 +799,5 @@ impl Machine {
             let unit = Name::clone(unit);
             self.actions.push_back(Action::Kill { unit, epoch });
         }
-    }
-}
-
-/// Times with names, the earliest first.
-trait Due {
-    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)>;
-}
-
-impl Due for BTreeSet<(At, Name)> {
-    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)> {
-        let is_due = self.first().is_some_and(|(at, _)| *at <= now);
-        if is_due { self.pop_first() } else { None }
     }
 }

@@ -4,7 +4,7 @@ use crate::events::{AskId, Phase};
 use crate::record::{Claim, Name, Record};
 use crate::{At, Config};
 use retry::Breaker;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Largest number of candidates that are waited for. Some may have no table for the unit.
@@ -129,6 +129,18 @@ impl Unit {
     /// Forgets failed attempts.
     pub fn succeeded(&self) {
         self.attempts.succeeded();
+    }
+}
+
+/// Times with names, the earliest first.
+pub(crate) trait Due {
+    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)>;
+}
+
+impl Due for BTreeSet<(At, Name)> {
+    fn pop_first_if_due(&mut self, now: At) -> Option<(At, Name)> {
+        let is_due = self.first().is_some_and(|(at, _)| *at <= now);
+        if is_due { self.pop_first() } else { None }
     }
 }
 
