@@ -215,22 +215,15 @@ impl Machine {
                 self.actions.push_back(Action::Open { unit, epoch });
             }
             (Phase::Bumping, Done::Newer(stored)) => {
-                let stored = Some(stored);
-                self.give_up(
-                    unit,
-                    Release {
-                        stored,
-                        ..Release::CLEAN
-                    },
-                );
+                let release = Release {
+                    stored: Some(stored),
+                    ..Release::CLEAN
+                };
+                self.give_up(unit, release);
             }
             (Phase::Bumping | Phase::Opening, Done::Failed { clean })
             | (Phase::Serving, Done::Stopped { clean }) => {
-                let release = if clean {
-                    Release::CLEAN
-                } else {
-                    Release::UNCLEAN
-                };
+                let release = Release::of(clean);
                 self.give_up(unit, release);
             }
             (Phase::Opening, Done::Opened) => {
@@ -238,11 +231,7 @@ impl Machine {
                 self.review(unit);
             }
             (Phase::Stopping, Done::Stopped { clean }) => {
-                let release = if clean {
-                    Release::CLEAN
-                } else {
-                    Release::UNCLEAN
-                };
+                let release = Release::of(clean);
                 self.release(unit, release);
             }
             _ => {}
@@ -631,11 +620,7 @@ impl Machine {
                 self.plan(unit);
             }
             Phase::Fencing | Phase::Bumping if self.leaves(unit) => {
-                let release = if known.phase == Phase::Fencing {
-                    Release::CLEAN
-                } else {
-                    Release::UNCLEAN
-                };
+                let release = Release::of(known.phase == Phase::Fencing);
                 self.abandon(unit, release);
             }
             // Without a table, it is stopped in order once it is open.

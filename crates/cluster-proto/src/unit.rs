@@ -43,6 +43,15 @@ pub(crate) struct Release {
 }
 
 impl Release {
+    /// Returns how to give up a unit. `is_clean`: nothing of the claim can reach the device any more.
+    pub fn of(is_clean: bool) -> Release {
+        if is_clean {
+            Release::CLEAN
+        } else {
+            Release::UNCLEAN
+        }
+    }
+
     pub const CLEAN: Release = Release {
         must_fence: false,
         stored: None,
