@@ -220,7 +220,10 @@ impl Store {
                 (Answer::Granted { lease, ttl }, Vec::new())
             }
             Ask::Announce { lease } => {
-                let is_other = self.machines.get(machine).is_some_and(|(h, _)| *h != from);
+                let known = self.machines.get(machine);
+                // The key is replaced at the revision that was read. So a request of an earlier
+                // process that comes late is refused.
+                let is_other = known.is_some_and(|(host, at)| *host != from || *at > lease);
                 if is_other || !self.leases.contains_key(&lease) {
                     return (Answer::Denied, Vec::new());
                 }
