@@ -728,6 +728,12 @@ impl Machine {
         let (epoch, claims) = (known.record.epoch, known.record.to_fence());
         known.epoch = epoch;
         known.is_fenced = false;
+        // It was claimed before this machine was told to leave it.
+        let is_clean = known.phase == Phase::Claiming;
+        if self.leaves(unit) {
+            self.release(unit, Release::of(is_clean));
+            return;
+        }
         if claims.is_empty() {
             self.bump(unit, epoch);
         } else {
