@@ -128,7 +128,7 @@ fn measure(etcd: &Etcd, name: &str, request: impl Fn(usize, u64) + Sync) {
     println!("| {name} | {each:.0} us | {:.0}/s |", total / time);
 }
 
-/// Returns the CPU time of all members, in seconds.
+/// The CPU time of all members, in seconds.
 fn cpu(etcd: &Etcd) -> f64 {
     let of = |process: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");

@@ -115,7 +115,7 @@ impl Address {
         )?)
     }
 
-    /// Returns the hardware address of the interface. `/sys` may show another network namespace.
+    /// The hardware address of the interface. `/sys` may show another network namespace.
     fn mac(&self) -> io::Result<[u8; 6]> {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
         // SAFETY: the structure consists of numbers.
@@ -233,7 +233,7 @@ fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.resize(message.len().next_multiple_of(4), 0);
 }
 
-/// Returns an ARP request in which sender and target have the same address (RFC 5227, section 3).
+/// An ARP request in which sender and target have the same address (RFC 5227, section 3).
 fn arp(mac: [u8; 6], ip: [u8; 4]) -> Vec<u8> {
     let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1];
     packet.extend(mac);
@@ -243,7 +243,7 @@ fn arp(mac: [u8; 6], ip: [u8; 4]) -> Vec<u8> {
     packet
 }
 
-/// Returns a neighbour advertisement with the override flag (RFC 4861, section 4.4). The kernel
+/// A neighbour advertisement with the override flag (RFC 4861, section 4.4). The kernel
 /// fills in the checksum.
 fn advertisement(mac: [u8; 6], ip: [u8; 16]) -> Vec<u8> {
     let mut packet = vec![136, 0, 0, 0, 0x20, 0, 0, 0];

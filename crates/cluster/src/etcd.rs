@@ -559,7 +559,7 @@ fn encode(text: &str) -> String {
     BASE64.encode(text)
 }
 
-/// Returns the first key after all that begin with `prefix`.
+/// The first key after all that begin with `prefix`.
 fn range_end(prefix: &str) -> String {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -43,7 +43,7 @@ struct Cli {
 const GLOBAL: &str = "Global options";
 
 impl Cli {
-    /// Returns the level of the log, if the command line sets one.
+    /// The level of the log, if the command line sets one.
     fn log_level(&self) -> Option<&str> {
         match self.verbose {
             0 => self.log.as_deref(),
@@ -54,12 +54,12 @@ impl Cli {
     }
 }
 
-/// Returns the definitions of all commands.
+/// The definitions of all commands.
 fn definitions() -> clap::Command {
     Cli::command()
 }
 
-/// Returns the whole command line: all commands, with aliases and groups.
+/// The whole command line: all commands, with aliases and groups.
 fn command() -> clap::Command {
     command_line::completed(definitions())
 }

@@ -138,7 +138,7 @@ impl Breaker {
     }
 }
 
-/// Returns a time in microseconds, rounded up so that it does not come early.
+/// A time in microseconds, rounded up so that it does not come early.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1000)).map_or(UNTIL_MAX, |micros| micros.min(UNTIL_MAX))
 }

@@ -91,7 +91,7 @@ fn list_in(dir: &Path) -> Result<Vec<Backup>> {
 }
 
 impl Backup {
-    /// Returns the name of the subject: the volume, or the device.
+    /// The name of the subject: the volume, or the device.
     fn subject(&self) -> &str {
         self.uuid.as_deref().unwrap_or(&self.of)
     }

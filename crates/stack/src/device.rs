@@ -52,7 +52,7 @@ pub enum Share {
 }
 
 impl Share {
-    /// Returns the access for which the content is claimed.
+    /// The access for which the content is claimed.
     fn claimed(self) -> Access {
         match self {
             Share::Readers => Access::ReadOnly,

@@ -548,7 +548,7 @@ fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
     fs.set_quota(id, limited(&record, limits))
 }
 
-/// Returns the limits of a fileset after a change.
+/// The limits of a fileset after a change.
 fn limited(record: &TreeRecord, limits: &Limits) -> Quota {
     Quota {
         blocks: limits

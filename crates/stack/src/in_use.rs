@@ -150,7 +150,7 @@ impl Record {
         })
     }
 
-    /// Returns the time between two renewals.
+    /// The time between two renewals.
     fn interval(&self) -> Duration {
         Duration::from_millis(self.interval_ms.into())
     }

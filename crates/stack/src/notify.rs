@@ -152,7 +152,7 @@ impl Socket {
 }
 
 impl Watchdog {
-    /// Returns the schedule that the manager has set for this process: twice in its time.
+    /// The schedule that the manager has set for this process: twice in its time.
     fn of(env: &dyn Fn(&str) -> Option<OsString>) -> Option<Watchdog> {
         let number = |name| env(name)?.to_str()?.parse::<u64>().ok();
         let is_for_us = env(WATCHDOG_PID).is_none()
@@ -169,7 +169,7 @@ impl Watchdog {
 mod tests {
     use super::*;
 
-    /// Returns the manager in an environment with these variables.
+    /// The manager in an environment with these variables.
     fn manager(variables: &[(&str, &str)]) -> Manager {
         Manager::of(&|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);

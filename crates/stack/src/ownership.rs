@@ -26,7 +26,7 @@ pub trait Ownership: Send + Sync {
     /// Takes the result of the fence; a later one counts only if it failed.
     fn fenced(&self, result: &Result<()>);
 
-    /// Returns the epoch of the claim, once it is to be stored.
+    /// The epoch of the claim, once it is to be stored.
     ///
     /// # Errors
     /// The claim is over.

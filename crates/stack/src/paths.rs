@@ -67,7 +67,7 @@ impl Paths {
         }
     }
 
-    /// Returns the locations in the directories that `xdg` resolves: from the name of a variable,
+    /// The locations in the directories that `xdg` resolves: from the name of a variable,
     /// and the directory without it, relative to the home directory.
     fn below(xdg: impl Fn(&str, &str) -> PathBuf, run: PathBuf) -> Paths {
         Paths {

@@ -92,7 +92,7 @@ trait Graph: Send + Sync {
     /// Not everything could be written; nothing is discarded.
     fn close(&mut self) -> Result<()>;
 
-    /// Returns a descriptor that becomes readable when the export has ended by itself.
+    /// A descriptor that becomes readable when the export has ended by itself.
     fn ended(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -108,7 +108,7 @@ trait Graph: Send + Sync {
     /// Adds the metrics that only this kind of service has.
     fn add_samples(&self, _to: &mut Samples) {}
 
-    /// Returns the state and the counters of the cell, with at most `clients` of its clients.
+    /// The state and the counters of the cell, with at most `clients` of its clients.
     fn cell_counters(&self, _clients: usize) -> Option<CellCounters> {
         None
     }
@@ -118,7 +118,7 @@ trait Graph: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the cached volumes.
+    /// The cached volumes.
     ///
     /// # Errors
     /// The service has none.

@@ -72,7 +72,7 @@ fn template(program: &Command, width: usize) -> StyledStr {
     text.into()
 }
 
-/// Returns the description of a command, with its visible aliases.
+/// The description of a command, with its visible aliases.
 fn about(program: &Command, name: &str) -> Option<String> {
     if name == "help" {
         return Some("Print this message or the help of a command".into());

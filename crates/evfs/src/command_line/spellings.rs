@@ -148,7 +148,7 @@ pub fn notices(program: &Command, matches: &ArgMatches, words: &[OsString]) -> V
     FORMER.iter().filter_map(notice).collect()
 }
 
-/// Returns the name of each level of the command with the word that was typed for it, and the words
+/// The name of each level of the command with the word that was typed for it, and the words
 /// after the last level.
 fn levels<'a>(
     program: &Command,

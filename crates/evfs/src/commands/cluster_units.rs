@@ -190,7 +190,7 @@ fn reload(read: &impl Fn(&Settings) -> Result<Units>, handle: &Handle) {
     }
 }
 
-/// Returns the units that tables are, with their addresses. `place`: file of the tables.
+/// The units that tables are, with their addresses. `place`: file of the tables.
 ///
 /// # Errors
 /// A table cannot be a unit, or an address is wrong or is that of two units.

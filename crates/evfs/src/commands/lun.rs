@@ -207,7 +207,7 @@ fn pair(text: &str) -> std::result::Result<(String, String), String> {
 }
 
 impl Command {
-    /// Returns the LUN as it was typed, if the command is about one.
+    /// The LUN as it was typed, if the command is about one.
     fn lun_mut(&mut self) -> Option<&mut String> {
         match self {
             Command::Scan { .. } | Command::List { .. } => None,

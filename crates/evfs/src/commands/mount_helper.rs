@@ -199,7 +199,7 @@ fn mount(args: &MountArgs, context: impl FnOnce() -> Result<Context>) -> u8 {
     }
 }
 
-/// Returns the exit code of `evfs mount`, in both processes.
+/// The exit code of `evfs mount`, in both processes.
 fn start(args: &MountArgs, context: impl FnOnce() -> Result<Context>) -> Result<u8> {
     check_common(args.kind.as_deref(), args.namespace.as_deref())?;
     let options = Options::parse(&args.options, args.sloppy)?;

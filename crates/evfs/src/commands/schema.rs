@@ -220,7 +220,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&SCHEMAS, &["schema"]),
 ];
 
-/// Returns the documents of all commands of this build.
+/// The documents of all commands of this build.
 fn documents() -> impl Iterator<Item = &'static Published> {
     #[cfg(feature = "bench")]
     let of_bench = bench_commands::DOCUMENTS;

@@ -89,7 +89,7 @@ fn one(context: &Context, word: &Path) -> Result<Value> {
     Ok(status.unwrap_or_else(|error| silent_status(&name, &error)))
 }
 
-/// Returns the word for the state. A process of an earlier version reports none.
+/// The word for the state. A process of an earlier version reports none.
 fn state(v: &Value) -> &str {
     let health = v["health"]["state"].as_str();
     let health = health.filter(|_| v["error"].is_null());

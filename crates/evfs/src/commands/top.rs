@@ -119,7 +119,7 @@ fn print(json: bool, args: &Args, mut watcher: Watcher) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Returns the width of text: that of the terminal, or of the variable `COLUMNS`.
+/// The width of text: that of the terminal, or of the variable `COLUMNS`.
 fn width() -> Option<usize> {
     let set = std::env::var("COLUMNS").ok();
     let set = set.and_then(|columns| columns.parse().ok());

@@ -88,7 +88,7 @@ impl LunQueue {
     }
 }
 
-/// Returns the pause before a job is retried that was refused `times` times before.
+/// The pause before a job is retried that was refused `times` times before.
 fn pause(job: &Job, times: u32) -> Nanos {
     nanos(BUSY.pause(times, job.first))
 }

@@ -66,7 +66,7 @@ pub(super) struct Until<'a> {
     end: Option<Instant>,
 }
 
-/// Returns the time until a deadline.
+/// The time until a deadline.
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`]: it has passed.

@@ -97,7 +97,7 @@ fn of(owner: OwnerId) -> Owner {
     }
 }
 
-/// Returns the limits of an owner after a change.
+/// The limits of an owner after a change.
 fn limited(before: OwnerLimits, limits: &Limits) -> OwnerLimits {
     OwnerLimits {
         bytes: limits.bytes.unwrap_or(before.bytes),

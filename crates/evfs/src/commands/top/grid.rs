@@ -173,7 +173,7 @@ impl Grid {
         placed.collect()
     }
 
-    /// Returns the width of a column whose values are not cut, with room for the mark of the sorted
+    /// The width of a column whose values are not cut, with room for the mark of the sorted
     /// column.
     fn width(&self, column: usize) -> usize {
         let texts = self.rows.iter().filter_map(|row| row.cells.get(column));

@@ -189,7 +189,7 @@ fn parts(area: Rect, grid: &Grid, lines: usize) -> Parts {
     }
 }
 
-/// Returns the details of the selected row.
+/// The details of the selected row.
 fn selected_lines(model: &Model, grid: &Grid, area: Rect) -> Vec<String> {
     let row = grid.rows.get(model.selected(grid));
     row.map_or_else(Vec::new, |row| {

@@ -183,7 +183,7 @@ impl Samples {
         Ok(Samples { taken, wake })
     }
 
-    /// Returns the next sample, if there is one.
+    /// The next sample, if there is one.
     fn next(&self) -> Result<Option<Sample>> {
         match self.taken.try_recv() {
             Ok(sample) => sample.map(Some),
@@ -228,7 +228,7 @@ impl Screen {
         self.terminal.draw(draw).map(drop).map_err(unusable)
     }
 
-    /// Returns the number of visible rows.
+    /// The number of visible rows.
     fn page(&self, model: &Model) -> usize {
         let size = self.terminal.size().unwrap_or_default();
         render::page(model, (ratatui::layout::Position::ORIGIN, size).into())

@@ -200,7 +200,7 @@ fn used(s: &ServiceSample) -> Option<f64> {
     (all > 0).then(|| all.saturating_sub(available) as f64 / all as f64)
 }
 
-/// Returns the emphasis for the state of a service or a path.
+/// The emphasis for the state of a service or a path.
 fn tone(state: &str) -> Tone {
     match state {
         "ok" | "active" | "standby" | "unopen" | "disabled" => Tone::Normal,
