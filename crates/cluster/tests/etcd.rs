@@ -14,6 +14,13 @@ fn store(endpoints: &Endpoints) -> Store {
     Store::new(endpoints, "/evfs").unwrap()
 }
 
+fn in_clear(etcd: &Etcd) -> Endpoints {
+    Endpoints {
+        urls: etcd.endpoints(),
+        ..Endpoints::default()
+    }
+}
+
 /// A machine that may serve the units `u0` to `uN`.
 fn own(units: usize) -> Own {
     Own {
@@ -111,11 +118,7 @@ mod needs_peer {
     fn a_machine_learns_of_its_units_whether_they_are_few_or_many() {
         let place = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(place.path(), 3);
-        let endpoints = Endpoints {
-            urls: etcd.endpoints(),
-            ..Endpoints::default()
-        };
-        let one = store(&endpoints);
+        let one = store(&in_clear(&etcd));
         let record = Record::new(Vec::new());
         for unit in 0..1300 {
             assert!(one.create(&format!("u{unit}"), &record, WITHIN).unwrap());
@@ -183,11 +186,7 @@ mod needs_peer {
     fn changes_that_etcd_does_not_have_any_more_are_reported_as_missed() {
         let place = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(place.path(), 1);
-        let endpoints = Endpoints {
-            urls: etcd.endpoints(),
-            ..Endpoints::default()
-        };
-        let one = store(&endpoints);
+        let one = store(&in_clear(&etcd));
         let record = Record::new(Vec::new());
         for unit in ["u0", "u1", "other"] {
             assert!(one.create(unit, &record, WITHIN).unwrap());

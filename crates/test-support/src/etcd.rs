@@ -41,10 +41,7 @@ impl Etcd {
     /// # Panics
     /// `etcd` is not installed, or the cluster does not become healthy.
     pub fn start(place: &Path, members: usize) -> Etcd {
-        let ports = free_ports(2 * members);
-        let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let member = |ports: &[u16]| Member::new(None, at(ports[0]), at(ports[1]));
-        Etcd::start_all(place, ports.chunks(2).map(member).collect(), false)
+        Etcd::start_here(place, members, false)
     }
 
     /// Starts a cluster as [`Etcd::start`] does, which serves clients over TLS, and only those with
@@ -53,10 +50,14 @@ impl Etcd {
     /// # Panics
     /// See [`Etcd::start`]; or `openssl` is not installed.
     pub fn start_with_tls(place: &Path, members: usize) -> Etcd {
+        Etcd::start_here(place, members, true)
+    }
+
+    fn start_here(place: &Path, members: usize, is_tls: bool) -> Etcd {
         let ports = free_ports(2 * members);
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let member = |ports: &[u16]| Member::new(None, at(ports[0]), at(ports[1]));
-        Etcd::start_all(place, ports.chunks(2).map(member).collect(), true)
+        Etcd::start_all(place, ports.chunks(2).map(member).collect(), is_tls)
     }
 
     /// Starts a cluster with a member on each of these machines, which serves its link

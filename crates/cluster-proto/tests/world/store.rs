@@ -35,7 +35,8 @@ pub struct Store {
     last_lease: u64,
     stalled: u64,
     watching: BTreeSet<usize>,
-    /// When the last notice of each watch arrives: of a host, for a unit or all machines.
+    /// When the last notice to a host about a unit, or about machines, arrives. Only these keep their
+    /// order: less than etcd promises.
     delivered: BTreeMap<(usize, Option<Name>), u64>,
     /// Hosts that are candidates of a unit; all if it is absent.
     candidates: BTreeMap<Name, BTreeSet<usize>>,
@@ -141,7 +142,7 @@ impl Store {
         self.watching.iter().filter(concerns).copied().collect()
     }
 
-    /// Returns the delay of a notice, which overtakes no other of the same watch.
+    /// Returns the delay of a notice, which overtakes no other about the same unit.
     pub fn in_order(&mut self, now: u64, host: usize, notice: &Notice, delay: u64) -> u64 {
         let unit = match notice {
             Notice::Unit { unit, .. } => Some(unit.clone()),
