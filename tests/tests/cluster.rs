@@ -227,6 +227,23 @@ mod needs_peer {
     }
 
     #[test]
+    fn a_unit_moves_away_from_a_machine_that_is_cut_off_from_its_storage() {
+        let mut cluster = Cluster::start(Kind::Volume);
+        let mut recorder = cluster.record(&mut Random::from_environment());
+        cluster.take_over(&mut recorder, false, |cluster, owner| {
+            let next = (owner + 1) % MACHINES;
+            cluster.cut(owner, &[Link::Storage], true);
+            let to = format!("m{next}");
+            cluster.evfs(next, &["cluster", "move", "disk", &to]).ok();
+            assert_eq!(cluster.unit().2, Some(next));
+            // The log of the old owner says that unflushed writes are lost.
+            cluster.expect_log(owner, "EVFS-0809");
+            cluster.cut(owner, &[Link::Storage], false);
+        });
+        recorder.finish().check().unwrap();
+    }
+
+    #[test]
     fn an_owner_that_stood_still_with_its_clock_reaches_the_device_no_more() {
         const WRITES: u64 = 8;
         const PATIENCE: Duration = Duration::from_secs(1);
