@@ -163,10 +163,12 @@ fn fsx(config: &Path, file: &Path, ops: u64, seed: &str) {
 
 #[test]
 fn stress_ng_verifies_what_every_stressor_of_file_systems_does() {
-    /// Removes all FUSE mounts but one from its namespace, and runs a command.
+    /// Removes the mounts of other tests from its namespace, those on top first, and runs a command:
+    /// all of FUSE but its own, and all on loop devices, over which a server may have been killed.
     const ALONE: &str = r#"
         own=$(realpath "$0")
-        awk -v own="$own" '$3 ~ /^fuse/ && $2 != own { print $2 }' /proc/self/mounts |
+        tac /proc/self/mounts |
+            awk -v own="$own" '($3 ~ /^fuse/ && $2 != own) || $1 ~ /^.dev.loop/ { print $2 }' |
             xargs -r -n 1 umount --lazy
         exec "$@"
     "#;
