@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `cargo xtask check` | Rust and a C compiler | format, style, structure, dependencies, lints, documentation, and every test that needs neither root nor a peer |
 //! | `cargo xtask check --full` | root | the same with all tests, against real peers, interleavings and fuzz targets |
+//! | `cargo xtask check --full --after-plain` | root, and that the first has passed in this clone | the second without what the first has run; tests of memory, of the cipher and of the file system run again, as release builds |
 //! | `cargo xtask check --soak HOURS` | root | random, fault and fuzz suites with new seeds ([`crate::soak`]) |
 
 use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, site, soak, suite, tidy};
@@ -23,9 +24,10 @@ pub fn check(root: &Path, args: &[String]) -> Outcome {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         [] => plain(root),
-        ["--full"] => full(root),
+        ["--full"] => full(root, Since::Nothing),
+        ["--full", "--after-plain"] => full(root, Since::Plain),
         ["--soak", hours] => soak::run(root, hours),
-        _ => Err("usage: cargo xtask check [--full | --soak HOURS]".into()),
+        _ => Err("usage: cargo xtask check [--full [--after-plain] | --soak HOURS]".into()),
     }
 }
 
@@ -71,8 +73,16 @@ fn at_once(one: impl FnOnce() -> Outcome + Send, other: impl FnOnce() -> Outcome
     })
 }
 
-/// Runs everything.
-fn full(root: &Path) -> Outcome {
+/// What has passed in this clone before a full check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Since {
+    Nothing,
+    /// [`plain`].
+    Plain,
+}
+
+/// Runs everything, except for what has passed.
+fn full(root: &Path, since: Since) -> Outcome {
     setup::needs_root()?;
     structure(root)?;
     setup::require(root)?;
@@ -80,11 +90,16 @@ fn full(root: &Path) -> Outcome {
     lints(root)?;
     dependencies(root)?;
     suite::build(root, &["--release"])?;
-    // nextest does not run documentation examples. They are fast, so a broken one shows early.
-    cargo(root, &["test", "--workspace", "--release", "--doc"])?;
     let threads = threads(2);
-    let args = ["--release", "--test-threads", &threads];
-    suite::run(root, &args.map(String::from))?;
+    let mut args = vec!["--release", "--test-threads", &threads];
+    let rest = suite::not_plain(root)?;
+    match since {
+        // nextest does not run documentation examples. They are fast, so a broken one shows early.
+        Since::Nothing => cargo(root, &["test", "--workspace", "--release", "--doc"])?,
+        Since::Plain => args.extend(["-E", &rest]),
+    }
+    let args: Vec<String> = args.into_iter().map(String::from).collect();
+    suite::run(root, &args)?;
     against_openssl(root)?;
     interleavings(root)?;
     let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];

@@ -3,6 +3,7 @@
 //! ```text
 //!   cargo xtask check            what needs only Rust: format, lints, structure, documentation, tests
 //!   cargo xtask check --full     everything, as root, against real peers
+//!   cargo xtask check --full --after-plain     what the first has not run in this clone
 //!   cargo xtask check --soak H   random, fault and fuzz suites with new seeds for H hours
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
 //!                                download the kernels and the system of the guests
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
             suite::run(&root(), &[&release, &args[1..]].concat())
         }),
         _ => Err(
-            "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | dist [ARG...] \
+            "usage: cargo xtask check [--full [--after-plain] | --soak HOURS] | setup | test [ARG...] | dist [ARG...] \
              | schemas | site | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
                 .into(),
         ),

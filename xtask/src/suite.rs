@@ -24,6 +24,18 @@ const EXAMPLES: [&str; 7] = [
     "touch_page",
 ];
 
+/// Packages whose tests run in a full check even if they have passed as a development build: they
+/// depend on what the compiler makes of them, or do more in a full check.
+const AGAIN: [&str; 7] = [
+    "evfs-block",
+    "evfs-cache",
+    "evfs-crypt",
+    "evfs-fs",
+    "evfs-path-file",
+    "evfs-secret",
+    "evfs-xts",
+];
+
 /// Operations of each test of the file system against its model, in a run of all tests.
 const OPERATIONS: &str = "25000";
 
@@ -96,6 +108,16 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
             "{more} tests needed a second try, more than {RETRIES_MAX}: mend them"
         )),
     }
+}
+
+/// Returns the filter of the tests that the profile [`PLAIN`] leaves out, and of those of [`AGAIN`].
+///
+/// # Errors
+/// As [`selection::filter`].
+pub fn not_plain(root: &Path) -> Result<String, String> {
+    let plain = selection::filter(root)?;
+    let again = AGAIN.map(|package| format!("package({package})"));
+    Ok(format!("not ({plain}) | {}", again.join(" | ")))
 }
 
 /// Returns the command that runs the tests of the workspace; the caller adds filters.

@@ -6,6 +6,21 @@ use crate::layers::metadata;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// Reads the filter of the profile [`PLAIN`].
+///
+/// # Errors
+/// The profile is not in `.config/nextest.toml`.
+pub fn filter(root: &Path) -> Result<String, String> {
+    let path = root.join(".config/nextest.toml");
+    let config = std::fs::read_to_string(&path);
+    let config = config.map_err(|e| format!("{}: {e}", path.display()))?;
+    let (filter, _) = config
+        .split_once(&format!("[profile.{PLAIN}]\ndefault-filter = '''\n"))
+        .and_then(|(_, rest)| rest.split_once("'''"))
+        .ok_or_else(|| format!("{}: no filter of the profile {PLAIN}", path.display()))?;
+    Ok(filter.trim().to_owned())
+}
+
 /// Test targets of the workspace.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -21,13 +36,7 @@ impl Selection {
     /// # Errors
     /// The profile is not in `.config/nextest.toml`, or Cargo fails.
     pub fn plain(root: &Path) -> Result<Selection, String> {
-        let path = root.join(".config/nextest.toml");
-        let config = std::fs::read_to_string(&path);
-        let config = config.map_err(|e| format!("{}: {e}", path.display()))?;
-        let (filter, _) = config
-            .split_once(&format!("[profile.{PLAIN}]\ndefault-filter = '''\n"))
-            .and_then(|(_, rest)| rest.split_once("'''"))
-            .ok_or_else(|| format!("{}: no filter of the profile {PLAIN}", path.display()))?;
+        let filter = filter(root)?;
         let mut selection = Selection::default();
         for package in metadata(root)?["packages"].as_array().into_iter().flatten() {
             for target in package["targets"].as_array().into_iter().flatten() {
@@ -37,7 +46,7 @@ impl Selection {
                     && let (Some(package), Some(name)) =
                         (package["name"].as_str(), target["name"].as_str())
                 {
-                    selection.add(filter, package, name);
+                    selection.add(&filter, package, name);
                 }
             }
         }
