@@ -81,7 +81,8 @@ enum Since {
     Plain,
 }
 
-/// Runs everything, except for what has passed.
+/// Runs all tests against real peers, and what only root or another compiler can; without those that
+/// have passed.
 fn full(root: &Path, since: Since) -> Outcome {
     setup::needs_root()?;
     structure(root)?;
