@@ -77,7 +77,7 @@ fn at_once(one: impl FnOnce() -> Outcome + Send, other: impl FnOnce() -> Outcome
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Since {
     Nothing,
-    /// [`plain`].
+    /// The tests that need neither root nor a peer.
     Plain,
 }
 
