@@ -1,11 +1,16 @@
 //! Configuration of a cache.
 
+use crate::memory::CHUNK_BYTES;
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Name, Tunables, Value};
 use crate::window;
 use block::{Error, ErrorKind, Result};
 use numa::Topology;
 use std::time::Duration;
+use survival::Pages;
+
+/// Binary logarithm of the size of a page in bytes.
+const PAGE_SHIFT: u32 = 12;
 
 /// Creates a policy; takes the exclusive upper bound of frame numbers, and the number of frames
 /// that may be in use.
@@ -43,6 +48,10 @@ pub struct Config {
     pub policy: MakePolicy,
     /// NUMA nodes that memory is spread over. With none or one, all memory is the same.
     pub topology: Topology,
+    /// Table of [`Config::frames`] frames in which the cache lists its dirty pages, for a successor
+    /// of this process: see [`crate::Predecessor`]. It serves the files of one file system, and
+    /// excludes mappings. `None`: dirty pages are lost with the process.
+    pub surviving: Option<Pages>,
 }
 
 /// Age at which a dirty page is written back, as in the `syncer` of HP-UX.
@@ -65,6 +74,7 @@ impl Config {
             frame_timeout: Duration::from_secs(30),
             topology: Topology::default(),
             windows: window::Config::default(),
+            surviving: None,
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }
@@ -84,6 +94,11 @@ impl Config {
             reserve_bytes: most,
             ..Config::new(settings.filecache_max)
         })
+    }
+
+    /// Computes the number of frames for `reserve_bytes`.
+    pub fn frames(&self) -> usize {
+        (self.reserve_bytes as usize).next_multiple_of(CHUNK_BYTES) >> PAGE_SHIFT
     }
 
     /// Expresses the sizes and percentages as tunables, which may be outside their bounds.
@@ -108,8 +123,15 @@ impl Config {
         if self.min_bytes > self.max_bytes || self.max_bytes > self.reserve_bytes {
             return refuse("must hold: min_bytes <= max_bytes <= reserve_bytes");
         }
-        if self.reserve_bytes > u64::from(crate::page_state::FRAMES_MAX) << 12 {
+        if self.reserve_bytes > u64::from(crate::page_state::FRAMES_MAX) << PAGE_SHIFT {
             return refuse("reserve_bytes must be at most 4 TiB");
+        }
+        if self
+            .surviving
+            .as_ref()
+            .is_some_and(|pages| pages.frames() != self.frames())
+        {
+            return refuse("the table of surviving pages must have an entry for each frame");
         }
         if self.dirty_background_percent > self.dirty_throttle_percent
             || self.dirty_throttle_percent > 80

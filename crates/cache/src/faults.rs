@@ -54,6 +54,10 @@ fn mapping_state(vnode: &Arc<Vnode>) -> Result<&Mapped> {
         return Ok(mapped);
     }
     let shared = vnode.shared();
+    if shared.core.pool.surviving.is_some() {
+        let detail = "pages that programs have mapped would not survive this process";
+        return Err(Error::new(ErrorKind::Invalid, &shared.info.name, detail));
+    }
     // Of two concurrent callers, one drops its new window, which has no page in it.
     let mapped = Mapped::new(&shared.windows()?, &shared.core.windows)?;
     Ok(vnode.become_mapped(mapped))

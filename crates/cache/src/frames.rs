@@ -9,13 +9,13 @@
 
 use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, LeafNo, Slab};
-use crate::memory::{CHUNK_BYTES, Memory};
+use crate::memory::{Backing, CHUNK_BYTES, Memory};
 use crate::page_state::FrameRefs;
 use crate::policy::Touched;
 use crate::policy::{Entry, FrameNo, PageKey, Partition, Policy, SeqLimits, Stealback, Stealing};
 use crate::stats::EvictReason;
 use crate::wait::WaitList;
-use block::{Buf, Result};
+use block::{Buf, Error, ErrorKind, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{
@@ -23,6 +23,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex, MutexGuard};
+use survival::Pages;
 
 /// Size of a page and of a frame in bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -60,6 +61,8 @@ pub struct Pool {
     pub(crate) waiters: WaitList,
     /// NUMA nodes that chunks are spread over; empty if memory is uniform.
     nodes: Vec<u32>,
+    /// Frames with data that the pager lacks, for a successor of this process.
+    pub(crate) surviving: Option<Pages>,
 }
 
 struct Inner {
@@ -180,8 +183,13 @@ impl Pool {
         policy: MakePolicy,
         slab: Arc<Slab>,
         nodes: Vec<u32>,
+        surviving: Option<Pages>,
     ) -> Result<Arc<Pool>> {
         let memory = Memory::reserve(reserve)?;
+        if surviving.is_some() && memory.backing() == Backing::Anonymous {
+            let detail = "no other process can read anonymous memory, so its pages cannot survive";
+            return Err(Error::new(ErrorKind::Invalid, "cache", detail));
+        }
         let chunks = memory.chunks();
         let limit = limit.clamp(1, chunks * CHUNK_FRAMES);
         let frames = chunks * CHUNK_FRAMES;
@@ -210,6 +218,7 @@ impl Pool {
             maximum: AtomicUsize::new(limit),
             waiters: WaitList::default(),
             nodes,
+            surviving,
         }))
     }
 
@@ -357,6 +366,7 @@ impl Pool {
     pub fn put(&self, frames: impl IntoIterator<Item = FrameNo>) {
         let mut inner = self.lock();
         for frame in frames {
+            debug_assert!(!self.is_listed(frame), "a listed frame keeps its bytes");
             self.frames[frame.0 as usize].page.store(0, Relaxed);
             inner.free(frame);
         }
@@ -393,6 +403,19 @@ impl Pool {
         if self.holds(frame).orphan() {
             self.put([frame]);
         }
+    }
+
+    /// Removes a frame from the surviving ones. Its bytes may change after that.
+    #[inline]
+    pub fn unlist(&self, frame: FrameNo) {
+        if let Some(pages) = &self.surviving {
+            pages.clear(frame.0);
+        }
+    }
+
+    fn is_listed(&self, frame: FrameNo) -> bool {
+        let pages = self.surviving.as_ref();
+        pages.is_some_and(|pages| pages.is_listed(frame.0))
     }
 
     /// Releases hold counts (not pins) on a frame.
@@ -613,6 +636,7 @@ impl Pool {
             word.unlatch(latched);
             return Evicted::No;
         }
+        debug_assert!(!self.is_listed(frame), "a listed frame keeps its bytes");
         let (vnode, number) = leaf.owner();
         self.frames[frame.0 as usize].page.store(0, Relaxed);
         word.clear(latched);

@@ -185,11 +185,17 @@ impl<'a> Latch<'a> {
         let PageLocation::Frame(from) = self.home else {
             unreachable!("who moves a page between frames has found it in one");
         };
-        if content == Content::Kept {
+        // What survives the process is whole, also while the caller overwrites it.
+        let survives = self.is_dirty() && self.pool().surviving.is_some();
+        if content == Content::Kept || survives {
             self.copy_to(to);
         }
         self.pool().moved(FrameNo(from), to);
         self.set_location(PageLocation::Frame(to.0));
+        if survives {
+            self.vnode.list(self.page, self.home);
+            self.pool().unlist(FrameNo(from));
+        }
         self.pool().abandon(FrameNo(from));
     }
 
@@ -247,7 +253,7 @@ impl<'a> Latch<'a> {
     /// Records that the page has changed and must be written back.
     pub fn mark_dirty(&mut self) {
         self.changed = true;
-        self.vnode.mark_dirty(self.at, self.page);
+        self.vnode.mark_dirty(self.at, self.page, self.home);
     }
 
     /// Starts write-back of a dirty page: marks it clean and holds the returned frame until
@@ -280,10 +286,14 @@ impl<'a> Latch<'a> {
         Some(frame)
     }
 
-    /// Ends write-back. If it failed (`good` is false), the page is dirty again.
-    pub fn end_writeback(&mut self, good: bool) {
+    /// Ends write-back from `frame`. If it failed (`good` is false), the page is dirty again.
+    pub fn end_writeback(&mut self, frame: FrameNo, good: bool) {
         if !good {
-            self.vnode.mark_dirty(self.at, self.page);
+            self.vnode.mark_dirty(self.at, self.page, self.home);
+        }
+        // If the page has moved on, its new frame is dirty, and listed.
+        if good || self.home != PageLocation::Frame(frame.0) {
+            self.pool().unlist(frame);
         }
         self.leaf.clear_writeback(self.index());
         if !self.is_dirty() {
@@ -304,7 +314,10 @@ impl<'a> Latch<'a> {
         }
         let pool = Arc::clone(self.pool());
         match self.home {
-            PageLocation::Frame(frame) => pool.removed(FrameNo(frame)),
+            PageLocation::Frame(frame) => {
+                pool.unlist(FrameNo(frame));
+                pool.removed(FrameNo(frame));
+            }
             PageLocation::Window => self.mapped().remove_page(self.page),
         }
         self.word().clear(self.snap);

@@ -24,6 +24,15 @@ pub struct FileRequest {
     pub request: Request,
 }
 
+/// Name of a pager's files among those of other pagers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tree {
+    /// UUID of the file system.
+    pub file_system: [u8; 16],
+    /// Number within the file system that is never used again for other files.
+    pub number: u64,
+}
+
 /// One thread's queue to a pager.
 pub type PagerQueue = dyn Queue<FileRequest, PagerInfo>;
 
@@ -55,6 +64,12 @@ pub trait Pager: Send + Sync {
 
     /// Opens a queue for the calling thread. Any number may be open at once, on any threads.
     fn queue(&self) -> Result<Box<PagerQueue>>;
+
+    /// Returns the name by which a successor of this process finds the pager's files; see
+    /// [`crate::Predecessor`]. `None`: it cannot find them.
+    fn tree(&self) -> Option<Tree> {
+        None
+    }
 
     /// Reserves space. Called before clean or absent pages of `range` (whole pages, in bytes)
     /// become dirty, so that a write that cannot be stored is refused while the error can still be

@@ -21,6 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
+use survival::Pages;
 
 /// The pages of any number of volumes in one pool.
 pub struct Cache {
@@ -60,8 +61,9 @@ impl Cache {
     ///
     /// # Errors
     /// The pager cannot open a queue, or the system cannot start a thread.
+    /// [`ErrorKind::Invalid`]: [`Config::surviving`] is for another file system.
     pub fn volume(&self, pager: Arc<dyn Pager>) -> Result<Arc<Volume>> {
-        let below = VolumeShared::new(Arc::clone(&self.core), pager, BackgroundQueue::new()?);
+        let below = VolumeShared::new(Arc::clone(&self.core), pager, BackgroundQueue::new()?)?;
         let below = Arc::new(below);
         self.core.add_volume(&below);
         let (started, starts) = std::sync::mpsc::channel();
@@ -213,6 +215,11 @@ impl Cache {
                 || self.core.pool.memory().file().is_none()
         );
         self.core.pool.memory().file()
+    }
+
+    /// Returns the table of pages that survive this process, if it has one.
+    pub fn surviving(&self) -> Option<&Pages> {
+        self.core.pool.surviving.as_ref()
     }
 }
 

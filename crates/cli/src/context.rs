@@ -24,6 +24,14 @@ impl Context {
         }
     }
 
+    /// Returns the same context with other settings.
+    pub fn with(&self, settings: Settings) -> Context {
+        Context {
+            json: self.json,
+            settings,
+        }
+    }
+
     /// Opens the user's key pairs.
     pub fn keyring(&self) -> Keyring {
         Keyring::open(self.settings.keys_dir())

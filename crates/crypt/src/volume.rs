@@ -101,6 +101,20 @@ pub struct Unlocked {
     pub seal: Seal,
 }
 
+impl Unlocked {
+    /// Returns what opens the volume again, without the user, for a process that continues this one.
+    pub fn to_keep(&self, volume: &Volume) -> SecretBytes {
+        let (keyslot, uuid) = (self.keyslot.to_le_bytes(), volume.uuid().as_bytes());
+        let mut kept = SecretBytes::zeroed(keyslot.len() + uuid.len() + self.volume_key.len());
+        let (head, rest) = kept.split_at_mut(keyslot.len());
+        head.copy_from_slice(&keyslot);
+        let (name, key) = rest.split_at_mut(uuid.len());
+        name.copy_from_slice(uuid);
+        key.copy_from_slice(&self.volume_key);
+        kept
+    }
+}
+
 /// A volume on a device.
 pub struct Volume {
     device: Arc<dyn BlockDevice>,

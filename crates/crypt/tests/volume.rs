@@ -128,6 +128,33 @@ fn roles_allow_what_they_say() {
 }
 
 /// Rewrites the header through the format crate, as another program would.
+#[test]
+fn a_process_that_continues_another_opens_the_volume_with_what_that_has_kept() {
+    let keys = Keys::new();
+    let disk = Mem::new(SIZE, 512);
+    let volume = create(&keys, Arc::new(disk.fork()));
+    let alice = volume.unlock_identity(&keys.identity("alice")).unwrap();
+    let kept = alice.to_keep(&volume);
+    let again = volume.unlock_kept(&kept).unwrap();
+    assert_eq!((again.role, again.keyslot), (alice.role, alice.keyslot));
+    assert_eq!(again.seal, alice.seal);
+    // Another volume, a cut and an empty secret open nothing.
+    let other = create(&keys, Arc::new(Mem::new(SIZE, 512)));
+    for wrong in [
+        other.unlock_kept(&kept),
+        volume.unlock_kept(&kept.truncated(kept.len() - 1)),
+        volume.unlock_kept(&kept.truncated(3)),
+        volume.unlock_kept(&SecretBytes::zeroed(0)),
+    ] {
+        assert!(matches!(wrong.map(drop), Err(Error::WrongKey(_))));
+    }
+    // A key that differs is noticed by the seal.
+    let mut forged = SecretBytes::from_slice(&kept);
+    *forged.last_mut().unwrap() ^= 1;
+    let forged = volume.unlock_kept(&forged).unwrap();
+    assert_ne!(forged.seal, alice.seal);
+}
+
 fn changed_by_another(disk: &Mem, change: impl FnOnce(&mut luks2::Header)) {
     let mut prefix = vec![0; 32 * 1024];
     disk.peek(0, &mut prefix);

@@ -126,6 +126,17 @@ impl Ready {
     /// Detaches from the terminal, except for a standard error that is not a terminal, and sends
     /// the caller the text to print, which may be empty.
     pub fn report_ready(mut self, text: &str) {
+        self.detach();
+        let end = if text.is_empty() { "" } else { "\n" };
+        let _ = self.caller.write_all(format!("+{text}{end}").as_bytes());
+    }
+
+    /// Detaches from the terminal and from the caller, for which another process answers.
+    pub fn leave_to_another(self) {
+        self.detach();
+    }
+
+    fn detach(&self) {
         let keeps_stderr = outlives_caller(2);
         if !keeps_stderr {
             crate::log::detach_from_stderr();
@@ -144,7 +155,5 @@ impl Ready {
             }
         }
         self.inherited.iter().for_each(Inherited::close);
-        let end = if text.is_empty() { "" } else { "\n" };
-        let _ = self.caller.write_all(format!("+{text}{end}").as_bytes());
     }
 }

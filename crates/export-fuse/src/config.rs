@@ -1,5 +1,6 @@
 //! Configuration of a mount.
 
+use crate::survival::Survival;
 use fs::{Atime, Snapshots};
 use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
@@ -49,6 +50,8 @@ pub struct MountConfig {
     /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
     /// has them: the mount works as with an older kernel.
     pub without: u64,
+    /// Tables for a successor of this server; `None` if its death ends the mount.
+    pub survival: Option<Arc<Survival>>,
 }
 
 impl MountConfig {
@@ -69,6 +72,7 @@ impl MountConfig {
             sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
             snapshots: None,
             without: 0,
+            survival: None,
         }
     }
 }

@@ -25,8 +25,10 @@
 mod config;
 mod foreign;
 mod mount;
+mod survival;
 mod tree;
 
 pub use config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 pub use fuse_mount::{Users, WhenBusy};
 pub use mount::Mount;
+pub use survival::{HeldMount, HoldMount, Predecessor, SURVIVING_THREADS_MAX, Survival};

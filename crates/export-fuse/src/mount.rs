@@ -2,10 +2,12 @@
 
 use crate::config::MountConfig;
 use crate::foreign::ForeignTree;
+use crate::survival::{HeldMount, Predecessor, Survival};
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Serve, Settings, Users, WhenBusy};
+use fuse_mount::{Error, Held, Hold, Serve, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +73,39 @@ impl Mount {
     ) -> Result<Mount, Error> {
         let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let tree = Tree::new(files, config, Arc::clone(&recall.0), Arc::clone(&ended));
+        let tree = match &config.survival {
+            Some(survival) => tree.surviving(survival, HashSet::new(), None)?,
+            None => tree,
+        };
         Mount::serve(config, tree, (recall, ended), on_block_device)
+    }
+
+    /// Continues the mount of a server that has died; `config` names what it was started with, and the
+    /// tables that it left. Nothing here accesses the directory, which would wait for this server.
+    ///
+    /// # Errors
+    /// The memory of the predecessor is damaged; as [`fuse_mount::Mount::resume`].
+    pub fn resume(
+        config: MountConfig,
+        files: &Arc<fs::Files>,
+        survival: &Arc<Survival>,
+        predecessor: Predecessor,
+    ) -> Result<Mount, Error> {
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
+        let tree = Tree::new(files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
+        let tree = tree.surviving(survival, predecessor.done, Some(&predecessor.fs))?;
+        let config = MountConfig {
+            mountpoint: predecessor.mountpoint,
+            ..config
+        };
+        let session = (predecessor.device, predecessor.offer);
+        let on_block_device = predecessor.on_block_device;
+        Mount::begin(
+            &config,
+            (recall, ended),
+            on_block_device,
+            |settings, hold| fuse_mount::Mount::resume(settings, tree, session, hold),
+        )
     }
 
     /// Mounts a file system of another program; read-only unless it was opened to write. The caller
@@ -92,8 +126,20 @@ impl Mount {
     fn serve(
         config: &MountConfig,
         tree: impl Serve,
+        state: (Recall, Arc<Waker>),
+        on_block_device: bool,
+    ) -> Result<Mount, Error> {
+        Mount::begin(config, state, on_block_device, |settings, hold| {
+            fuse_mount::Mount::start_held(settings, tree, hold)
+        })
+    }
+
+    /// Starts or continues a mount by `begin`.
+    fn begin(
+        config: &MountConfig,
         (recall, ended): (Recall, Arc<Waker>),
         on_block_device: bool,
+        begin: impl FnOnce(&Settings, Hold<'_>) -> Result<fuse_mount::Mount, Error>,
     ) -> Result<Mount, Error> {
         let settings = Settings {
             mountpoint: config.mountpoint.clone(),
@@ -106,7 +152,19 @@ impl Mount {
             exec: config.exec,
             on_block_device,
         };
-        let mount = fuse_mount::Mount::start(&settings, tree)?;
+        let mut hold = config.survival.as_ref().map(|survival| {
+            move |session: &Held<'_>| {
+                (survival.hold)(&HeldMount {
+                    session,
+                    on_block_device,
+                })
+            }
+        });
+        let hold: Hold<'_> = match &mut hold {
+            Some(hold) => Some(hold),
+            None => None,
+        };
+        let mount = begin(&settings, hold)?;
         if let Some(notifier) = mount.notifier() {
             let started = recall.0.start(notifier);
             started.map_err(|e| Error::io("cannot start a thread", e))?;

@@ -10,6 +10,7 @@ mod ioctl;
 mod ops;
 mod privileges;
 mod removed;
+mod repeated;
 mod snapshots;
 mod syncs;
 mod xattrs;
@@ -17,15 +18,18 @@ mod xattrs;
 pub(crate) use invalidation::InvalidationQueue;
 
 use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
+use crate::survival::Survival;
 use block::Waker;
 use foldhash::HashMap;
-use fs::{Atime, Change, Files, Kind, Lane, Snapshots, Watch, Watcher};
+use fs::{Atime, Change, Files, Fs, Kind, Lane, Snapshots, Watch, Watcher};
 use fuse_mount::{Errno, PIECE_BYTES, Reply, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
 use privileges::Capabilities;
 use removed::RemovedDirectories;
+use repeated::Succession;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -68,6 +72,8 @@ pub(crate) struct Tree {
     /// Whether the kernel opens directories without a request, and caches their entries.
     no_opendir: bool,
     syncs: Syncs,
+    /// `None` if a death of this server ends the mount.
+    succession: Option<Succession>,
     recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
@@ -107,8 +113,37 @@ impl Tree {
             uncached: false,
             no_opendir: false,
             syncs: Syncs::new(config.sync_timeout.unwrap_or(DEFAULT_SYNC_TIMEOUT)),
+            succession: None,
             ended,
         }
+    }
+
+    /// Lets a successor continue what this tree serves, and continues what a predecessor has served:
+    /// opens its files again, and keeps directories that were removed and may be in use.
+    ///
+    /// # Errors
+    /// The memory of the predecessor is damaged; the metadata could not be read.
+    pub(crate) fn surviving(
+        mut self,
+        survival: &Arc<Survival>,
+        done: HashSet<u64>,
+        fs: Option<&Fs>,
+    ) -> Result<Tree, fuse_mount::Error> {
+        let failed = |e| fuse_mount::Error::io("cannot continue the mount", e);
+        let open = |ino| self.files.open(ino);
+        let handles = Handles::surviving(&survival.open_files, open);
+        self.handles = handles.map_err(std::io::Error::other).map_err(failed)?;
+        self.snapshot_handles = Handles::beginning_at(u64::from(survival.generation) << 32);
+        if survival.generation > 0 {
+            let kept = self.keep_removed_directories();
+            let kept = kept.and_then(|()| fs.map_or(Ok(()), Fs::end_adoption));
+            kept.map_err(std::io::Error::other).map_err(failed)?;
+        }
+        self.succession = Some(Succession {
+            survival: Arc::clone(survival),
+            done,
+        });
+        Ok(self)
     }
 
     /// Calls `work` with this thread's lane and buffer.
@@ -171,7 +206,7 @@ mod tests {
     use block::BlockDevice;
     use block_testing::{Mem, PowerCut, Tear};
     use cache::{Cache, Config};
-    use fs::{FIRST_FILESET, FileType, Fs, New, Options, ROOT, WritePosition};
+    use fs::{FIRST_FILESET, FileType, New, Options, ROOT, WritePosition};
     use fuse_mount::Serve;
     use fuse_mount::fuse_proto::{Header, Operation, Request};
     use std::io::Read;

@@ -14,11 +14,13 @@
 //! A mount and a file server of the same files are two clients, and each is notified of the changes
 //! of the other: see [`Watcher`]. Deliberately absent: access control.
 
+mod adopt;
 mod idle;
 mod lane;
 mod snapshots;
 mod watch;
 
+pub use adopt::Adopted;
 pub use lane::{Lane, REST, WritePosition};
 pub use snapshots::{SnapshotName, Snapshots};
 pub use watch::{Change, Watch, Watcher};

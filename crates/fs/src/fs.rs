@@ -18,6 +18,8 @@ use crate::format::superblock::Superblock;
 use crate::metadata::commit::Background;
 use crate::metadata::database::Db;
 use crate::metadata::shared::FsShared;
+use crate::metadata::state::State;
+use crate::metadata::survivor::Adoption;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Name of the fileset that a new file system has.
@@ -51,6 +53,7 @@ pub struct Fs {
     background: Mutex<Option<Background>>,
     /// Held by a thread that grows the file system.
     growing: Mutex<()>,
+    adoption: Adoption,
 }
 
 impl Fs {
@@ -63,6 +66,30 @@ impl Fs {
         Ok(Fileset {
             fs: Arc::clone(&self.inner),
             id,
+        })
+    }
+
+    /// Returns what became of the log of a predecessor.
+    pub fn adoption(&self) -> &Adoption {
+        &self.adoption
+    }
+
+    /// Ends the adoption of what a killed server left (see [`crate::Survival`]), if there is any. Before, the
+    /// caller opens every file that is still open, and its caches get the dirty pages, which no limit
+    /// refuses. Removes the files without a name that are not open. A file whose end has no page ends
+    /// where it does on the disk.
+    ///
+    /// # Errors
+    /// Those of the removal.
+    pub fn end_adoption(&self) -> Result<()> {
+        let filesets = |state: &State| -> Vec<TreeId> {
+            let all = state.trees.iter().filter(|(_, tree)| tree.adopting);
+            all.map(|(id, _)| *id).collect()
+        };
+        let filesets = filesets(&self.inner.read());
+        filesets.into_iter().try_for_each(|id| {
+            let fs = Arc::clone(&self.inner);
+            Fileset { fs, id }.end_adoption()
         })
     }
 

@@ -70,14 +70,14 @@ mod scrub;
 mod space;
 mod transfer;
 
-pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
+pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue, Tree};
 pub use check::{Checked, Finding, FindingKind, Repair, Report};
 pub use data::content::{Allocate, Seek, Stamp};
 pub use data::pager::FsPager;
 pub use defrag::{Defragmented, Recompress};
 pub use error::{Error, Kind, Result};
 pub use files::{
-    Atime, Change, Files, Handle, Lane, REST, SnapshotName, Snapshots, Watch, Watcher,
+    Adopted, Atime, Change, Files, Handle, Lane, REST, SnapshotName, Snapshots, Watch, Watcher,
     WritePosition,
 };
 pub use fileset::{Attr, Fileset, StatFs};
@@ -99,6 +99,7 @@ pub use fs::upgrade::Upgraded;
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::pace::Pace;
 pub use metadata::shared::Options;
+pub use metadata::survivor::{Adoption, Survival};
 pub use names::attributes::{SetAttr, SetTime, SetXattr};
 pub use names::directory::{DirEntry, INHERITED, New, ROOT};
 pub use names::rename::Rename;

@@ -12,6 +12,8 @@
 //!
 //! All this is in memory; `metadata/database.rs` keeps the bitmap on disk.
 
+mod set_use;
+
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Run;
 use std::collections::{BTreeMap, BTreeSet};

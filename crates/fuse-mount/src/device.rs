@@ -110,7 +110,17 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     /// Allocates `len` bytes.
     pub fn new(len: usize) -> io::Result<Buffer> {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        Buffer::with(len, MapFlags::PRIVATE)
+    }
+
+    /// Allocates `len` bytes that are present. If a process is killed while the kernel copies a request
+    /// to memory that is not, the request fails.
+    pub fn present(len: usize) -> io::Result<Buffer> {
+        Buffer::with(len, MapFlags::PRIVATE | MapFlags::POPULATE)
+    }
+
+    fn with(len: usize, flags: MapFlags) -> io::Result<Buffer> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;

@@ -42,6 +42,7 @@ pub use mountpoint::{
 pub use notifier::Notifier;
 pub use rustix::io::Errno;
 pub use serve::{Reply, Serve};
+pub use session::{Held, Hold};
 pub use settings::Settings;
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;

@@ -8,12 +8,13 @@ use crate::mountpoint::{
 };
 use crate::notifier::Notifier;
 use crate::serve::Serve;
-use crate::session::Session;
+use crate::session::{Hold, Session};
 use crate::settings::Settings;
 use crate::table::mounts;
 use crate::{Error, users};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -53,6 +54,18 @@ impl Mount {
     /// [`Error::Busy`] if something else is mounted there; errors of the system, for example if the
     /// user may not open `/dev/fuse`.
     pub fn start(settings: &Settings, served: impl Serve) -> Result<Mount, Error> {
+        Mount::start_held(settings, served, None)
+    }
+
+    /// As [`Mount::start`]; hands the descriptors to `hold` before the first request is served.
+    ///
+    /// # Errors
+    /// As [`Mount::start`]; that of `hold`.
+    pub fn start_held(
+        settings: &Settings,
+        served: impl Serve,
+        hold: Hold<'_>,
+    ) -> Result<Mount, Error> {
         let mountpoint = &settings.mountpoint;
         let shown = mountpoint.display().to_string();
         let failed = |e| Error::io(format!("cannot mount {shown}"), e);
@@ -72,15 +85,55 @@ impl Mount {
             );
             return Err(Error::io(what, e));
         }
-        Mount::at(settings, mountpoint, served).map_err(|e| match no_mounts() {
+        Mount::at(settings, mountpoint, served, hold).map_err(|e| match no_mounts() {
             Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
             None => failed(e),
         })
     }
 
     /// Mounts a file system at a full path, over whatever is mounted there.
-    fn at(settings: &Settings, mountpoint: PathBuf, served: impl Serve) -> std::io::Result<Mount> {
-        let kernel = Arc::new(attach(settings, &mountpoint)?);
+    fn at(
+        settings: &Settings,
+        mountpoint: PathBuf,
+        served: impl Serve,
+        hold: Hold<'_>,
+    ) -> std::io::Result<Mount> {
+        let kernel = attach(settings, &mountpoint)?;
+        Mount::over(settings, (kernel, None), mountpoint, served, hold)
+    }
+
+    /// Continues a mount whose server has died: the kernel repeats the requests that were not answered.
+    /// The mountpoint of `settings` is a full path, and nothing here accesses it, which would wait for
+    /// this server. On an error the mount stays, for another successor.
+    ///
+    /// # Errors
+    /// The mount is no longer there, or the kernel cannot repeat requests.
+    pub fn resume(
+        settings: &Settings,
+        served: impl Serve,
+        (device, offer): (OwnedFd, Vec<u8>),
+        hold: Hold<'_>,
+    ) -> Result<Mount, Error> {
+        let (mountpoint, device) = (settings.mountpoint.clone(), Device::from(device));
+        let failed = |e| {
+            Error::io(
+                format!("cannot continue the mount {}", mountpoint.display()),
+                e,
+            )
+        };
+        let offered = (device, Some(offer));
+        Mount::over(settings, offered, mountpoint.clone(), served, hold).map_err(failed)
+    }
+
+    /// Serves an attached mount, or continues to, if there is an offer of the kernel.
+    fn over(
+        settings: &Settings,
+        (kernel, offer): (Device, Option<Vec<u8>>),
+        mountpoint: PathBuf,
+        served: impl Serve,
+        hold: Hold<'_>,
+    ) -> std::io::Result<Mount> {
+        let (kernel, is_new) = (Arc::new(kernel), offer.is_none());
         let mount = topmost(mounts(), &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
             std::io::Error::other("/proc/self/mountinfo does not list the mount; mount /proc")
@@ -91,10 +144,16 @@ impl Mount {
             kernel,
             session: None,
         };
-        match Session::start(&mount.kernel, served, settings) {
+        let settings = Settings {
+            mountpoint: mount.mountpoint.clone(),
+            ..settings.clone()
+        };
+        match Session::start(&mount.kernel, served, &settings, offer, hold) {
             Ok(session) => mount.session = Some(session),
             Err(e) => {
-                let _ = mount.take_off(WhenBusy::Detach);
+                if is_new {
+                    let _ = mount.take_off(WhenBusy::Detach);
+                }
                 return Err(e);
             }
         }
@@ -338,7 +397,7 @@ mod tests {
         }
 
         fn mount(&self) -> Mount {
-            Mount::at(&settings(&self.dir), self.dir.clone(), Empty).unwrap()
+            Mount::at(&settings(&self.dir), self.dir.clone(), Empty, None).unwrap()
         }
 
         /// Mounts as another program.
@@ -448,7 +507,8 @@ mod tests {
             };
             // Before the test opens the directory.
             let place = Place::new();
-            let before = Mount::at(&on_block_device(&place), place.dir.clone(), Empty).unwrap();
+            let before =
+                Mount::at(&on_block_device(&place), place.dir.clone(), Empty, None).unwrap();
             assert!(!before.has_ended());
             place.unmount_topmost().unwrap();
             assert!(!before.receives_sync(LONG), "another mount answered");
@@ -463,7 +523,8 @@ mod tests {
                 asked: Mutex::new(asked),
                 is_unmounted: Mutex::new(is_unmounted),
             };
-            let during = Mount::at(&on_block_device(&place), place.dir.clone(), served).unwrap();
+            let during =
+                Mount::at(&on_block_device(&place), place.dir.clone(), served, None).unwrap();
             std::thread::scope(|scope| {
                 let tested = scope.spawn(|| during.receives_sync(LONG));
                 let mut waiting = is_asked.recv_timeout(TICK);

@@ -22,11 +22,13 @@ use crate::serve::{Reply, Serve};
 use crate::settings::Settings;
 use crate::turn;
 use crate::waiting::Waiting;
-use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
+use fuse_proto::{Malformed, Operation, Refusal, Request, abi, negotiate, notify, parse, reply};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -61,14 +63,25 @@ struct Shared<S: Serve> {
 }
 
 impl Session {
-    /// Agrees with the kernel on the session, and starts the threads.
+    /// Agrees with the kernel on the session, or continues the one that `offer`, the kernel's first
+    /// message, began. Hands the descriptors to `hold`, and then starts the threads.
     pub fn start(
         device: &Arc<Device>,
         mut served: impl Serve,
         settings: &Settings,
+        offer: Option<Vec<u8>>,
+        hold: Hold<'_>,
     ) -> io::Result<Session> {
-        let session = shake_hands(device, &served)?;
+        let is_continued = offer.is_some();
+        let (session, offer) = match offer {
+            Some(offer) => (agreed_before(&offer, &served)?, offer),
+            None => shake_hands(device, &served)?,
+        };
         served.agreed(&session);
+        if hold.is_some() && session.offered() & abi::FUSE_HAS_RESEND == 0 {
+            let why = "the kernel cannot repeat requests, which needs Linux 6.9";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
         let threads = settings.threads.max(1);
         let leadership = Arc::new(Leadership::new(threads));
         // Until it turns out that one is enough.
@@ -85,7 +98,21 @@ impl Session {
         let received_sync = Arc::clone(&shared.received_sync);
         let mut workers = Vec::new();
         for number in 0..threads {
-            workers.push(Worker::new(&shared, device, number)?);
+            workers.push(Worker::new(&shared, device, number, hold.is_some())?);
+        }
+        if let Some(hold) = hold {
+            let own = workers
+                .iter()
+                .flat_map(|worker| [&worker.polled, &worker.slept_on]);
+            hold(&Held {
+                mountpoint: &settings.mountpoint,
+                device: device.as_fd(),
+                clones: own.map(|device| device.as_fd()).collect(),
+                offer: &offer,
+            })?;
+        }
+        if is_continued {
+            device.send(&[IoSlice::new(notify::resend().as_ref())])?;
         }
         let mut threads = Vec::new();
         for (i, worker) in workers.into_iter().enumerate() {
@@ -112,8 +139,42 @@ impl Session {
     }
 }
 
-/// Answers the kernel's first request.
-fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::Session> {
+/// Descriptors of a session and what the kernel offered for it: enough for another process to continue
+/// it.
+pub struct Held<'a> {
+    /// Full path of the directory.
+    pub mountpoint: &'a Path,
+    /// The descriptor of the mount.
+    pub device: BorrowedFd<'a>,
+    /// Those by which the threads receive. If one of them is closed everywhere, requests that were read
+    /// from it and not answered fail.
+    pub clones: Vec<BorrowedFd<'a>>,
+    /// The kernel's first message.
+    pub offer: &'a [u8],
+}
+
+/// Receiver of the descriptors of a session before its first request is served; `None` for none.
+pub type Hold<'a> = Option<&'a mut dyn FnMut(&Held<'_>) -> io::Result<()>>;
+
+/// Computes what a predecessor has agreed on with the kernel.
+fn agreed_before(offer: &[u8], served: &impl Serve) -> io::Result<fuse_proto::Session> {
+    let request = parse(offer, &fuse_proto::Session::new());
+    let request = request.map_err(|e| io::Error::other(e.to_string()))?;
+    let Operation::Init(offer) = request.operation else {
+        return Err(io::Error::other(
+            "the kernel's offer is not an INIT request",
+        ));
+    };
+    let mut wanted = served.wanted();
+    wanted.page_bytes = rustix::param::page_size() as u32;
+    let agreed = negotiate(&offer, &wanted);
+    agreed
+        .map(|(session, _)| session)
+        .map_err(|refusal| io::Error::new(io::ErrorKind::Unsupported, refusal))
+}
+
+/// Answers the kernel's first request. Returns it, too.
+fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<(fuse_proto::Session, Vec<u8>)> {
     let mut buffer = Buffer::new(2 * fuse_proto::abi::FUSE_MIN_READ_BUFFER)?;
     loop {
         let len = match device.receive(buffer.bytes())? {
@@ -134,7 +195,7 @@ fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::S
         match negotiate(&offer, &wanted) {
             Ok((session, answer)) => {
                 send(reply::init(unique, &answer).as_ref())?;
-                return Ok(session);
+                return Ok((session, buffer.bytes()[..len].to_vec()));
             }
             Err(Refusal::NewerMajor { reply: answer, .. }) => {
                 send(reply::init(unique, &answer).as_ref())?;
@@ -177,10 +238,20 @@ struct Worker<S: Serve> {
 }
 
 impl<S: Serve> Worker<S> {
-    fn new(shared: &Arc<Shared<S>>, device: &Device, number: usize) -> io::Result<Worker<S>> {
+    fn new(
+        shared: &Arc<Shared<S>>,
+        device: &Device,
+        number: usize,
+        is_held: bool,
+    ) -> io::Result<Worker<S>> {
         let polled = Arc::new(device.another(OFlags::NONBLOCK)?);
         let slept_on = Arc::new(device.another(OFlags::empty())?);
-        let buffer = Buffer::new(shared.session.max_write() as usize + HEADER_BYTES)?;
+        let len = shared.session.max_write() as usize + HEADER_BYTES;
+        let buffer = if is_held {
+            Buffer::present(len)?
+        } else {
+            Buffer::new(len)?
+        };
         shared.running.fetch_add(1, SeqCst);
         Ok(Worker {
             number,

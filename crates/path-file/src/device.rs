@@ -1,13 +1,13 @@
 //! The file as a block device.
 
 use crate::open_file::OpenFile;
-use crate::options::{Direct, Lock, Options};
+use crate::options::{Direct, Holder, Lock, Options};
 use crate::queue::FileQueue;
 use crate::{HeaderGuard, NewFile, Sharing, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +36,10 @@ impl FileDevice {
         let mut open = OpenOptions::new();
         open.read(true).write(!options.read_only);
         let mut flags = libc::O_CLOEXEC | libc::O_NOCTTY;
-        if meta.file_type().is_block_device() && options.lock == Lock::Exclusive {
+        if meta.file_type().is_block_device()
+            && options.lock == Lock::Exclusive
+            && matches!(options.holder, Holder::Device)
+        {
             // On a block device: fails while it is mounted or claimed otherwise.
             flags |= libc::O_EXCL;
         } else if !meta.file_type().is_block_device() && !meta.is_file() {
@@ -87,7 +90,21 @@ impl FileDevice {
             Lock::Exclusive if options.read_only => Lock::Shared,
             lock => lock,
         };
-        lock::take_open_lock(&file, &name, lock)?;
+        let holder = match &options.holder {
+            Holder::Device => {
+                lock::take_open_lock(&file, &name, lock)?;
+                None
+            }
+            Holder::Apart => {
+                let holder = Arc::new(lock::holder_of(&file, &name, lock)?);
+                lock::take_apart(&file, &holder, &name, lock)?;
+                Some(holder)
+            }
+            Holder::Predecessor(holder) => {
+                lock::take_apart(&file, holder, &name, lock)?;
+                Some(Arc::clone(holder))
+            }
+        };
         let direct = why_not_direct.is_none();
         let found = probe::probe(&file, &name, direct)?;
         if found.read_only && !options.read_only {
@@ -115,6 +132,7 @@ impl FileDevice {
             queue_depth: options.queue_depth.clamp(1, 4096),
             path: path.to_owned(),
             why_not_direct,
+            lock_holder: holder,
         };
         Ok(Arc::new(FileDevice {
             shared: Arc::new(shared),
@@ -227,6 +245,15 @@ impl FileDevice {
             rest.read_to_end(&mut bytes).map_err(failed)?;
         }
         Ok(bytes)
+    }
+
+    /// Returns the descriptor that has the lock apart from the device, for
+    /// [`Holder::Predecessor`] of another process.
+    pub fn lock_holder(&self) -> Option<BorrowedFd<'_>> {
+        self.shared
+            .lock_holder
+            .as_ref()
+            .map(|holder| holder.as_fd())
     }
 
     /// Takes the header lock, which `cryptsetup` takes as well; waits up to 10 seconds for it.

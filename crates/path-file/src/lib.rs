@@ -23,6 +23,6 @@ mod tests;
 pub use device::FileDevice;
 pub use lock::{HeaderGuard, Sharing};
 pub use new_file::NewFile;
-pub use options::{Direct, Engine, Lock, Options};
+pub use options::{Direct, Engine, Holder, Lock, Options};
 pub use path::FilePath;
 pub use ring::io_uring_usable;

@@ -5,7 +5,7 @@ use crate::Lock;
 use block::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::time::{Duration, Instant};
 
@@ -18,23 +18,77 @@ const OPEN_LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait for a header change by another program.
 const HEADER_LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// First byte of the part of the lock that the open file description of a device has, if another one
+/// has the rest. No file is that long.
+const DEVICE_PART: libc::off_t = 1 << 62;
+/// How long a successor waits for the last request of its predecessor.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
+
 /// Takes the open lock on an open file. It is released when the last descriptor of the open file
 /// description is closed, also when the process is killed.
 pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> {
+    take(file.as_raw_fd(), name, lock, (0, 0), OPEN_LOCK_PATIENCE)
+}
+
+/// Opens a file again, to have its lock. A block device is then in use for the kernel.
+pub(crate) fn holder_of(file: &File, name: &str, lock: Lock) -> Result<OwnedFd> {
+    let is_writer = lock == Lock::Exclusive;
+    let mut flags = if is_writer {
+        OFlags::RDWR
+    } else {
+        OFlags::RDONLY
+    };
+    let meta = file.metadata().map_err(|e| Error::from_io(name, e))?;
+    flags.set(
+        OFlags::EXCL,
+        is_writer && meta.file_type().is_block_device(),
+    );
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::from_io(name, e.into()).detail("cannot be opened again"))
+}
+
+/// Takes the open lock by two open file descriptions of a file: `holder` has all but the part of the
+/// device, or has it already. The device has its part once the rings of its predecessor are gone.
+pub(crate) fn take_apart(file: &File, holder: &OwnedFd, name: &str, lock: Lock) -> Result<()> {
+    let failed = |e: rustix::io::Errno| Error::from_io(name, e.into());
+    let (one, other) = (
+        rustix::fs::fstat(file).map_err(failed)?,
+        rustix::fs::fstat(holder).map_err(failed)?,
+    );
+    if (one.st_dev, one.st_ino, one.st_rdev) != (other.st_dev, other.st_ino, other.st_rdev) {
+        let why = "another file has taken its place while it was in use";
+        return Err(Error::new(ErrorKind::Invalid, name, why));
+    }
+    let rest = (0, DEVICE_PART);
+    take(holder.as_raw_fd(), name, lock, rest, OPEN_LOCK_PATIENCE)?;
+    let own = (DEVICE_PART, 0);
+    take(file.as_raw_fd(), name, lock, own, PREDECESSOR_PATIENCE)
+}
+
+/// Takes a lock on a range, given by its first byte and its length (0: to the end).
+fn take(
+    file: RawFd,
+    name: &str,
+    lock: Lock,
+    (start, len): (libc::off_t, libc::off_t),
+    patience: Duration,
+) -> Result<()> {
     let kind = match lock {
         Lock::Exclusive => libc::F_WRLCK,
         Lock::Shared => libc::F_RDLCK,
         Lock::None => return Ok(()),
     };
-    // SAFETY: an all-zero flock is a valid value: from the start, to the end, process 0, as
-    // open-file-description locks require.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: an all-zero flock is a valid value; process 0 is what open-file-description locks
+    // require.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    (range.l_start, range.l_len) = (start, len);
     let taken = [libc::EAGAIN, libc::EACCES];
-    let locked = patiently(&taken, || {
-        // SAFETY: the descriptor is open, and `whole` lives through the call.
-        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } {
+    let locked = within(patience, &taken, || {
+        // SAFETY: the descriptor is open, and `range` lives through the call.
+        match unsafe { libc::fcntl(file, libc::F_OFD_SETLK, &range) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }
@@ -52,9 +106,17 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
 /// of a process after it has ended, and with them its last reference to the file.
 pub(crate) fn patiently<T>(
     taken: &[i32],
+    attempt: impl FnMut() -> std::io::Result<T>,
+) -> std::io::Result<T> {
+    within(OPEN_LOCK_PATIENCE, taken, attempt)
+}
+
+fn within<T>(
+    patience: Duration,
+    taken: &[i32],
     mut attempt: impl FnMut() -> std::io::Result<T>,
 ) -> std::io::Result<T> {
-    let end = Instant::now() + OPEN_LOCK_PATIENCE;
+    let end = Instant::now() + patience;
     loop {
         match attempt() {
             Err(e) if is_one_of(&e, taken) && Instant::now() < end => {

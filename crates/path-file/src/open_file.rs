@@ -4,7 +4,9 @@ use crate::lock;
 use crate::options::Engine;
 use block::GrowingInfo;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// State shared by the device and its queues; only the size in `info` changes.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(crate) struct OpenFile {
     pub(crate) path: PathBuf,
     /// Reason why I/O does not bypass the page cache, if it does not.
     pub(crate) why_not_direct: Option<String>,
+    /// The open file description that has the lock, if it is not that of `file`.
+    pub(crate) lock_holder: Option<Arc<OwnedFd>>,
 }
 
 impl Drop for OpenFile {

@@ -1,5 +1,8 @@
 //! Options for opening a file.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 /// Other EVFS processes that may have the file open at the same time.
 ///
 /// This is an open-file-description lock over the whole file (and `O_EXCL` on a block device). It
@@ -37,6 +40,20 @@ pub enum Engine {
     Psync,
 }
 
+/// Open file description that has the lock.
+#[derive(Debug, Clone, Default)]
+pub enum Holder {
+    /// The one that the device uses.
+    #[default]
+    Device,
+    /// One of its own ([`crate::FileDevice::lock_holder`]), which may outlive the process. The one that
+    /// the device uses has a part of the lock as long as its rings have requests, so that a successor
+    /// does not begin before.
+    Apart,
+    /// That of a process with [`Holder::Apart`], which this process continues.
+    Predecessor(Arc<OwnedFd>),
+}
+
 /// Options of a path; the defaults suit a volume that is about to be attached.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -44,6 +61,8 @@ pub struct Options {
     pub read_only: bool,
     /// Lock on the file.
     pub lock: Lock,
+    /// Who has the lock.
+    pub holder: Holder,
     /// Use of the page cache.
     pub direct: Direct,
     /// Use of io_uring.
@@ -59,6 +78,7 @@ impl Default for Options {
         Options {
             read_only: false,
             lock: Lock::Exclusive,
+            holder: Holder::Device,
             direct: Direct::Auto,
             engine: Engine::Auto,
             queue_depth: 128,

@@ -1,9 +1,11 @@
 //! Tests of file devices, in the temporary directory, on tmpfs and on a loop device.
 
-use crate::{Direct, Engine, FileDevice, Lock, Options, Sharing};
+use crate::{Direct, Engine, FileDevice, Holder, Lock, Options, Sharing};
 use block::{BlockDevice, Blocking, Buf, BufPool, ErrorKind, Op, Request, Wait};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const SIZE: u64 = 8 << 20;
 
@@ -329,6 +331,73 @@ fn the_lock_of_a_killed_process_is_not_in_the_way() {
         }
         FileDevice::open(&path, &Options::default()).unwrap();
     }
+}
+
+/// Opens a file for a process that another one may continue; returns it with the descriptor that has
+/// the lock.
+fn with_lock_apart(path: &Path) -> (Arc<FileDevice>, Arc<OwnedFd>) {
+    let options = Options {
+        holder: Holder::Apart,
+        ..Options::default()
+    };
+    let device = FileDevice::open(path, &options).unwrap();
+    let holder = device.lock_holder().unwrap().try_clone_to_owned();
+    (device, Arc::new(holder.unwrap()))
+}
+
+fn continued(path: &Path, holder: &Arc<OwnedFd>) -> block::Result<Arc<FileDevice>> {
+    let options = Options {
+        holder: Holder::Predecessor(Arc::clone(holder)),
+        ..Options::default()
+    };
+    FileDevice::open(path, &options)
+}
+
+#[test]
+fn a_lock_that_is_handed_on_is_never_free_and_waits_for_the_last_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    drop(FileDevice::create(&path, SIZE, &Options::default()).unwrap());
+    let (first, holder) = with_lock_apart(&path);
+    let is_busy = || {
+        let opened = FileDevice::open(&path, &Options::default());
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Busy);
+        let reader = Options {
+            read_only: true,
+            lock: Lock::Shared,
+            ..Options::default()
+        };
+        let opened = FileDevice::open(&path, &reader);
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Busy);
+    };
+    is_busy();
+    // A queue stands for the rings of a killed process, which the kernel has not torn down yet.
+    let ring = first.queue().unwrap();
+    drop(first);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            let second = continued(&path, &holder).unwrap();
+            drop(second);
+            begun.elapsed()
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        drop(ring);
+        let opened_after = second.join().unwrap();
+        assert!(
+            opened_after >= Duration::from_millis(300),
+            "a request may be under way"
+        );
+    });
+    // Between two processes, only the descriptor keeps others out.
+    is_busy();
+    let third = continued(&path, &holder).unwrap();
+    let other = dir.path().join("other");
+    drop(FileDevice::create(&other, SIZE, &Options::default()).unwrap());
+    let exchanged = continued(&other, &holder).unwrap_err();
+    assert_eq!(exchanged.kind(), ErrorKind::Invalid);
+    drop((third, holder));
+    FileDevice::open(&path, &Options::default()).unwrap();
 }
 
 #[test]

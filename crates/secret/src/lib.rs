@@ -12,6 +12,7 @@
 mod alloc;
 mod arena;
 mod bytes;
+pub mod handover;
 
 pub use alloc::ZeroingAlloc;
 pub use arena::all_locked;

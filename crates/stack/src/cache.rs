@@ -24,6 +24,7 @@ pub use shown::{
 };
 use shown::{backing_in_words, shown_attributes};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use survival::Pages;
 
 /// The cache of the process, created on demand.
 pub struct ProcessCache {
@@ -32,6 +33,8 @@ pub struct ProcessCache {
     memory: u64,
     topology: Topology,
     running: Mutex<Option<Arc<Running>>>,
+    /// Whether the dirty pages are listed for a successor of the process.
+    is_surviving: bool,
 }
 
 /// A created cache.
@@ -82,6 +85,7 @@ impl ProcessCache {
             // Without a topology, memory is treated as uniform.
             topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
             running: Mutex::default(),
+            is_surviving: settings.succession().is_some(),
         }))
     }
 
@@ -155,8 +159,14 @@ impl ProcessCache {
         let config = Config::of(&given.1, self.memory);
         drop(given);
         let config = config.expect("the settings were resolved against this memory before");
+        let surviving = self.is_surviving.then(|| {
+            let failed =
+                |e| Error::Failed(format!("cannot create the memory for a successor: {e}"));
+            Pages::unclaimed(config.frames()).map_err(failed)
+        });
         let cache = Cache::new(Config {
             topology: self.topology.clone(),
+            surviving: surviving.transpose()?,
             ..config
         })?;
         let watch = OnceLock::new();

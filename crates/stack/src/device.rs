@@ -544,6 +544,10 @@ fn open_unclaimed(
             Share::Readers => path_file::Lock::Shared,
             Share::All => path_file::Lock::None,
         },
+        holder: match (share, settings.succession()) {
+            (Share::Exclusive | Share::Readers, Some(succession)) => succession.lock_holder(),
+            _ => path_file::Holder::Device,
+        },
         ..path_file::Options::default()
     };
     if let (Access::ReadWrite, Some(ownership)) = (access, settings.ownership()) {

@@ -266,7 +266,11 @@ pub(crate) fn open_counted(
 ) -> Result<(Fs, Arc<dyn BlockDevice>, StatsHandle)> {
     let (device, stats) = Stats::new(Arc::clone(&open.device));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let fs = open_fs(&device, name, options(settings, access))?;
+    let mut options = options(settings, access);
+    if let Some(succession) = settings.succession() {
+        options.survival = Some(succession.of_file_system(&*device)?);
+    }
+    let fs = open_fs(&device, name, options)?;
     if access == Access::ReadWrite {
         changeable(&fs, name)?;
         let failed = Error::files(format!("cannot grow the file system on {name}"));

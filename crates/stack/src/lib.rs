@@ -38,6 +38,7 @@ mod settings;
 mod signals;
 pub mod signature;
 pub mod state_file;
+mod succession;
 mod text;
 pub mod trust;
 mod tunables;
@@ -67,4 +68,5 @@ pub use service::{
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
+pub use succession::Succession;
 pub use text::utc;

@@ -36,6 +36,8 @@ pub enum KeyFrom {
     Terminal,
     /// A passphrase, or the content of a key file.
     Secret(SecretBytes),
+    /// What a predecessor of this process has left.
+    Kept(SecretBytes),
 }
 
 /// Callback that asks the user for a passphrase with the given prompt.
@@ -129,6 +131,7 @@ impl Opener {
         volume.refuse_erased()?;
         let keyslot = source.keyslot;
         match &source.from {
+            KeyFrom::Kept(kept) => Ok(volume.unlock_kept(kept)?),
             KeyFrom::Secret(secret) => Ok(volume.unlock_secret_in(keyslot, secret)?),
             KeyFrom::Pair { name, passphrase } => {
                 self.with_pair(volume, keyslot, name, passphrase.as_ref())

@@ -13,6 +13,7 @@ pub use examine::{Examined, Problem};
 use crate::listen::Listen;
 use crate::ownership::Ownership;
 use crate::paths::Paths;
+use crate::succession::Succession;
 use crate::text::{did_you_mean, toml_mistake};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -151,6 +152,8 @@ pub struct Settings {
     is_dry_run: bool,
     /// Claim on the device that this process serves, if it is part of a cluster.
     ownership: Option<Arc<dyn Ownership>>,
+    /// What the service leaves to its successor, if it may have one.
+    succession: Option<Arc<Succession>>,
 }
 
 impl fmt::Debug for Settings {
@@ -231,6 +234,7 @@ impl Settings {
             values,
             is_dry_run: false,
             ownership: None,
+            succession: None,
         };
         for key in LISTEN {
             let (value, origin) = &settings.values[key];
@@ -260,6 +264,19 @@ impl Settings {
 
     pub(crate) fn ownership(&self) -> Option<&dyn Ownership> {
         self.ownership.as_deref()
+    }
+
+    /// Returns the same settings for a service that another process continues after a crash.
+    pub fn for_successor(&self, succession: Arc<Succession>) -> Settings {
+        Settings {
+            succession: Some(succession),
+            ..self.clone()
+        }
+    }
+
+    /// Returns what the service leaves to its successor, if it may have one.
+    pub fn succession(&self) -> Option<&Arc<Succession>> {
+        self.succession.as_ref()
     }
 
     /// Reports whether the command is a dry run.

@@ -435,6 +435,8 @@ pub struct OpenedDevice {
     pub first_use: Option<String>,
     /// Name of the damaged copy of the header, if one is.
     pub damaged_copy: Option<&'static str>,
+    /// What opens the volume again, if it is to be kept.
+    pub kept_key: Option<SecretBytes>,
 }
 
 /// Status values of an open encrypted volume.
@@ -467,6 +469,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Pass discards to the device.
     pub allow_discards: bool,
+    /// Return what opens the volume again.
+    pub keep_key: bool,
 }
 
 /// Opens the volume at `path` for its data. The open lock is held for the lifetime of the device.
@@ -519,6 +523,7 @@ pub(crate) fn of_disk(
         disk,
         first_use: None,
         damaged_copy: None,
+        kept_key: None,
     })
 }
 
@@ -581,6 +586,7 @@ fn decipher(
         keyslot: unlocked.keyslot,
         role: unlocked.role,
     };
+    let kept_key = options.keep_key.then(|| unlocked.to_keep(&volume));
     secret::burn_stack();
     Ok(OpenedDevice {
         device: Arc::new(device),
@@ -589,5 +595,6 @@ fn decipher(
         disk,
         first_use,
         damaged_copy: volume.damaged_copy(),
+        kept_key,
     })
 }

@@ -5,6 +5,7 @@ use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::leaf::LeafNo;
+use crate::page_state::PageLocation;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
 use crate::stats::add;
@@ -190,7 +191,7 @@ impl Session {
             .pool
             .inserted([(frame, key)], vnode.entry(entry));
         vnode.extend(end);
-        vnode.mark_dirty(at, page);
+        vnode.mark_dirty(at, page, PageLocation::Frame(frame.0));
         let word = leaf.word(index);
         if word.publish() {
             self.wake_loads(word);
@@ -239,9 +240,9 @@ impl Session {
         if ahead {
             add(&load.open.counters.read_ahead, load.pages.len() as u64);
         }
-        for (page, (at, _)) in (load.first..).zip(&load.pages) {
+        for (page, (at, frame)) in (load.first..).zip(&load.pages) {
             if dirty {
-                vnode.mark_dirty(*at, page);
+                vnode.mark_dirty(*at, page, PageLocation::Frame(frame.0));
             }
             let word = vnode.index().leaf(*at).word(LeafNo::index_of(page));
             let awaited = if ahead {

@@ -443,7 +443,7 @@ impl Session {
         for (page, (_, frame)) in (store.first..).zip(&store.pages) {
             let mut latch = vnode.latch(page).expect("a page on its way stays");
             let dead = vnode.is_dead();
-            latch.end_writeback(good || dead);
+            latch.end_writeback(*frame, good || dead);
             if dead {
                 latch.drop_page(vnode.drop_reason());
             } else if vnode.drops_behind() && !latch.is_dirty() {

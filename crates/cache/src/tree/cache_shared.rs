@@ -74,7 +74,14 @@ impl CacheShared {
             windows: config.windows,
         };
         let nodes = config.topology.nodes().collect();
-        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
+        let pool = Pool::new(
+            reserve,
+            limit,
+            config.policy,
+            Arc::clone(&slab),
+            nodes,
+            config.surviving,
+        )?;
         live.begin(&pool);
         Ok(CacheShared {
             settings: live,

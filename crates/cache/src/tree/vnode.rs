@@ -12,6 +12,7 @@ use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
 use crate::leaf::{FILE_BYTES_MAX, Leaf, LeafAt, LeafNo, Tag};
 use crate::mapped::Mapped;
+use crate::page_state::PageLocation;
 use crate::pager::FileId;
 use crate::policy::Entry;
 use crate::ranges::Ranges;
@@ -306,8 +307,9 @@ impl Vnode {
         leaf.has(index, Tag::of(self.number, number))
     }
 
-    /// Records that a page became dirty. The caller holds its latch or is loading it.
-    pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
+    /// Records that a page became dirty; its bytes lie at `home`. The caller holds its latch or is
+    /// loading it.
+    pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64, home: PageLocation) {
         let (number, index) = LeafNo::of_page(page);
         let leaf = self.index.leaf(at);
         let now = self.shared.core.now_ms();
@@ -324,6 +326,19 @@ impl Vnode {
         }
         if before == 0 {
             self.dirty.insert(number, at);
+        }
+        if before & 1 << index == 0 {
+            self.list(page, home);
+        }
+    }
+
+    /// Lists the frame of a page for a successor of this process, if the cache has a table for that.
+    /// The frame holds the whole page; only a change in progress may be incomplete.
+    pub(crate) fn list(&self, page: u64, home: PageLocation) {
+        if let Some(pages) = &self.shared.core.pool.surviving
+            && let PageLocation::Frame(frame) = home
+        {
+            pages.set(frame, (self.shared.tree, self.file.0), page);
         }
     }
 

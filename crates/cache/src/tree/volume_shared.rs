@@ -5,16 +5,19 @@ use super::cache_shared::CacheShared;
 use crate::frames::PAGE_BYTES;
 use crate::pager::{Pager, PagerInfo};
 use crate::window::Windows;
-use block::{Error, Result};
+use block::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use survival::Pages;
 
 /// The pager of one volume, with the state that its vnodes share.
 pub(crate) struct VolumeShared {
     pub(crate) core: Arc<CacheShared>,
     pub(crate) pager: Arc<dyn Pager>,
     pub(crate) info: PagerInfo,
+    /// Number that tells this volume's files apart from others in the table of surviving pages.
+    pub(crate) tree: u64,
     /// Jobs for the background thread.
     pub(crate) background: BackgroundQueue,
     /// The error of the last write-behind, while none has succeeded since.
@@ -33,17 +36,22 @@ impl VolumeShared {
         core: Arc<CacheShared>,
         pager: Arc<dyn Pager>,
         errands: BackgroundQueue,
-    ) -> VolumeShared {
-        VolumeShared {
+    ) -> Result<VolumeShared> {
+        let tree = match &core.pool.surviving {
+            Some(pages) => surviving_tree(&*pager, pages)?,
+            None => 0,
+        };
+        Ok(VolumeShared {
             core,
             info: pager.info().clone(),
+            tree,
             pager,
             background: errands,
             failing: Mutex::default(),
             failed: Mutex::default(),
             speed: AtomicU64::new(SPEED_AT_FIRST),
             windows: Mutex::default(),
-        }
+        })
     }
 
     /// Returns the fault handlers for mappings of this volume, starting them if necessary. Their
@@ -96,6 +104,18 @@ impl VolumeShared {
         let now = pages as f64 / time.as_secs_f64().max(1e-6);
         let mixed = self.pages_per_second() * 0.9 + now * 0.1;
         self.speed.store(mixed.max(1.0) as u64, Relaxed);
+    }
+}
+
+/// Returns the number of a pager's tree in the table of surviving pages.
+fn surviving_tree(pager: &dyn Pager, pages: &Pages) -> Result<u64> {
+    let info = pager.info();
+    let refuse = |detail| Err(Error::new(ErrorKind::Invalid, &info.name, detail));
+    match pager.tree() {
+        Some(tree) if pages.claim(tree.file_system) => Ok(tree.number),
+        Some(_) => refuse("the cache lists the surviving pages of another file system"),
+        None if info.read_only => Ok(0),
+        None => refuse("its dirty pages could not survive, as the cache's pages are to"),
     }
 }
 

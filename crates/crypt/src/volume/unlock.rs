@@ -218,6 +218,22 @@ impl Volume {
         opened.map_err(header_error)
     }
 
+    /// Unlocks the volume with what [`Unlocked::to_keep`] returned, in the same role as before.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`]: it belongs to another volume.
+    pub fn unlock_kept(&self, kept: &SecretBytes) -> Result<Unlocked> {
+        let wrong = || Error::wrong_key("what the previous server left opens another volume");
+        let (keyslot, rest) = kept.split_first_chunk::<4>().ok_or_else(wrong)?;
+        let key = rest
+            .strip_prefix(self.uuid().as_bytes())
+            .ok_or_else(wrong)?;
+        if Some(key.len()) != self.header.volume_key_len().map(|len| len as usize) {
+            return Err(wrong());
+        }
+        self.unlocked(SecretBytes::from_slice(key), u32::from_le_bytes(*keyslot))
+    }
+
     pub(super) fn unlocked(&self, volume_key: SecretBytes, keyslot: u32) -> Result<Unlocked> {
         let role = self
             .keys()

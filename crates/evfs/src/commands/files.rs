@@ -134,6 +134,10 @@ pub struct MountArgs {
     /// Refuse to run programs in the file system
     #[arg(long)]
     noexec: bool,
+    /// Continue the mount if its process is killed or crashes: a second process holds what is not on the
+    /// disk yet, and starts another server, which carries out what programs are waiting for (Linux 6.9)
+    #[arg(long)]
+    survive: bool,
     /// When reads update the access time: once after each change and once a day, never, or always
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
@@ -345,6 +349,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
     spec.exclusive = args.exclusive;
+    spec.survives = args.survive;
     (spec.suid, spec.dev, spec.exec) = (args.suid, args.dev, !args.noexec);
     spec.atime = match args.atime {
         AtimeArg::Relatime => Atime::Relatime,

@@ -6,11 +6,12 @@ use super::status;
 use crate::{background, log};
 use cli::document::Document;
 use cli::{Context, output};
+use keeper::Side;
 use schemars::JsonSchema;
 use serde::Serialize;
 use stack::{
     Ended, Error, Hub, Needs, ProcessCache, Reload, Result, Service, ServiceSpec, Settings, Status,
-    StopSignals, confine, exit,
+    StopSignals, Succession, confine, exit,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -50,17 +51,40 @@ fn run_and(
     background: bool,
     started: impl FnOnce(&[Service], Option<background::Ready>),
 ) -> Result<u8> {
-    in_background(background, |ready| {
+    in_background(background, |mut ready| {
+        let survives = matches!(&spec, ServiceSpec::Mount(spec) if spec.survives);
+        let context = &match survives.then(|| kept(&mut ready)).transpose()? {
+            None => context.with(context.settings.clone()),
+            Some(Side::Keeper(code)) => return Ok(code),
+            Some(Side::Server(begin)) => {
+                let succession = Succession::new(begin);
+                context.with(context.settings.for_successor(succession))
+            }
+        };
         let signals = StopSignals::for_service()?;
         let cache = ProcessCache::new(&context.settings)?;
         confine(&context.settings, Needs::of(&spec), &cache)?;
         let run_dir = stack::run_dir(&context.settings.run_dir())?;
         let all = vec![start(context, on, spec, &run_dir, &cache)?];
-        started(&all, ready);
+        let succession = context.settings.succession();
+        if !succession.is_some_and(|succession| succession.is_successor()) {
+            started(&all, ready);
+        }
         let reload: Reload =
             Arc::new(move |_: &Hub| reload_settings(&cache).err().into_iter().collect());
         end(stack::serve(all, &signals, &reload, &context.settings)?)
     })
+}
+
+/// Becomes the keeper of the service, which returns in the servers.
+fn kept(ready: &mut Option<background::Ready>) -> Result<Side> {
+    let leave = || {
+        ready
+            .take()
+            .into_iter()
+            .for_each(background::Ready::leave_to_another)
+    };
+    keeper::keep(leave).map_err(|e| Error::Failed(format!("cannot start a server: {e}")))
 }
 
 /// Runs `serve` here, or in a child that detaches from the terminal once it is ready.
@@ -92,7 +116,14 @@ pub fn start(
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
 ) -> Result<Service> {
-    let spec = spec.complete(run_dir)?;
+    let succession = context.settings.succession();
+    let is_successor = succession.is_some_and(|succession| succession.is_successor());
+    // A successor must not look at the directory of the mount: it would wait for itself.
+    let spec = if is_successor {
+        spec
+    } else {
+        spec.complete(run_dir)?
+    };
     on.with(context, |target| {
         Service::start(&spec, target, run_dir, cache)
     })

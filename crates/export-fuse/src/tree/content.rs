@@ -41,21 +41,21 @@ impl Tree {
             // cached pages there is no shared mapping.
             uncached: append_only || self.uncached,
         };
-        Ok(self.opened(handle, how))
+        self.opened(handle, how)
     }
 
-    pub(super) fn opened(&self, handle: Handle, how: How) -> Opened {
+    pub(super) fn opened(&self, handle: Handle, how: How) -> Result<Opened, Errno> {
         let flags = if how.uncached {
             abi::FOPEN_DIRECT_IO
         } else {
             // The kernel's cached pages are still valid: it was notified of every change.
             abi::FOPEN_KEEP_CACHE
         };
-        Opened {
-            handle: self.handles.insert(handle, how),
+        Ok(Opened {
+            handle: self.handles.insert(handle, how)?,
             flags,
             ..Opened::default()
-        }
+        })
     }
 
     /// Writes data. Returns the range that the kernel must invalidate before the reply.

@@ -2,9 +2,11 @@
 
 use foldhash::HashMap;
 use fs::{Handle, Ino};
+use fuse_mount::Errno;
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, Weak};
+use survival::{OpenFile as Survivor, OpenFiles};
 
 /// An open file of the kernel.
 pub(super) struct Open {
@@ -66,7 +68,19 @@ impl Drop for Open {
 
 /// Table of open files.
 #[derive(Default)]
-pub(super) struct Handles(RwLock<Inner>);
+pub(super) struct Handles {
+    inner: RwLock<Inner>,
+    /// Copy of the table for a successor.
+    survivor: Option<Arc<OpenFiles>>,
+    /// Number of the first handle; a successor that does not open the files of its predecessor again
+    /// begins with another one.
+    first: u64,
+}
+
+/// Flags of an open file in the table for a successor.
+const WRITES: u32 = 1;
+const SYNCS: u32 = 2;
+const UNCACHED: u32 = 4;
 
 #[derive(Default)]
 struct Inner {
@@ -74,37 +88,122 @@ struct Inner {
     files: HashMap<Ino, Weak<OpenFile>>,
 }
 
-impl Handles {
-    /// Adds an open file; returns its number.
-    pub fn insert(&self, handle: Handle, how: How) -> u64 {
-        let mut inner = self.0.write().expect("no panic under this lock");
-        let known = inner.files.get(&handle.ino()).and_then(Weak::upgrade);
+impl Inner {
+    /// Counts an open file among those of its inode.
+    fn opened(&mut self, handle: Handle, how: How) -> Open {
+        let known = self.files.get(&handle.ino()).and_then(Weak::upgrade);
         let file = known.unwrap_or_default();
-        inner.files.insert(handle.ino(), Arc::downgrade(&file));
+        self.files.insert(handle.ino(), Arc::downgrade(&file));
         if how.writes {
             file.writers.fetch_add(1, Ordering::SeqCst);
         }
-        let number = inner.open.insert(Arc::new(Open { handle, how, file }));
-        number as u64
+        Open { handle, how, file }
+    }
+}
+
+impl Handles {
+    /// Creates a table without entries whose handles begin at `first`.
+    pub fn beginning_at(first: u64) -> Handles {
+        Handles {
+            first,
+            ..Handles::default()
+        }
+    }
+
+    /// Creates a table that keeps a copy of itself for a successor, and opens by `open` what is listed
+    /// there. Files that no longer exist are left out: each use of them fails.
+    ///
+    /// # Errors
+    /// The copy is damaged.
+    pub fn surviving(
+        survivor: &Arc<OpenFiles>,
+        open: impl Fn(Ino) -> fs::Result<Handle>,
+    ) -> Result<Handles, survival::Damaged> {
+        let mut inner = Inner::default();
+        let mut listed = Vec::new();
+        for file in survivor.entries()? {
+            let how = How {
+                writes: file.flags & WRITES != 0,
+                syncs: file.flags & SYNCS != 0,
+                // They may have been given since.
+                had_capabilities: file.flags & WRITES != 0,
+                uncached: file.flags & UNCACHED != 0,
+            };
+            match open(file.inode) {
+                Ok(handle) => {
+                    let open = inner.opened(handle, how);
+                    open.note_pages();
+                    listed.push((file.handle as usize, Arc::new(open)));
+                }
+                Err(error) => {
+                    survivor.clear(file.handle);
+                    let inode = file.inode;
+                    tracing::warn!(name: "EVFS-0601", "cannot open inode {inode} again: {error}");
+                }
+            }
+        }
+        inner.open = listed.into_iter().collect();
+        Ok(Handles {
+            inner: RwLock::new(inner),
+            survivor: Some(Arc::clone(survivor)),
+            first: 0,
+        })
+    }
+
+    /// Adds an open file; returns its number.
+    ///
+    /// # Errors
+    /// `ENFILE`: the table for a successor has no room.
+    pub fn insert(&self, handle: Handle, how: How) -> Result<u64, Errno> {
+        let ino = handle.ino();
+        let mut inner = self.inner.write().expect("no panic under this lock");
+        let open = inner.opened(handle, how);
+        let number = inner.open.insert(Arc::new(open));
+        drop(inner);
+        if let Some(survivor) = &self.survivor {
+            let flags = [
+                (how.writes, WRITES),
+                (how.syncs, SYNCS),
+                (how.uncached, UNCACHED),
+            ];
+            let flags = flags.iter().filter(|(is_set, _)| *is_set);
+            let file = Survivor {
+                handle: number as u64,
+                inode: ino,
+                flags: flags.map(|(_, flag)| flag).sum(),
+            };
+            if !survivor.set(file) {
+                self.remove(number as u64);
+                return Err(Errno::NFILE);
+            }
+        }
+        Ok(self.first + number as u64)
     }
 
     /// Reports whether the kernel may hold back changes of a file: only while it is open for writing,
     /// or mapped by a process that had it open for writing.
     pub fn has_writers(&self, ino: Ino) -> bool {
-        let inner = self.0.read().expect("no panic under this lock");
+        let inner = self.inner.read().expect("no panic under this lock");
         let file = inner.files.get(&ino).and_then(Weak::upgrade);
         file.is_some_and(|file| file.writers.load(Ordering::SeqCst) > 0)
     }
 
     /// Looks up the open file with this number.
     pub fn get(&self, number: u64) -> Option<Arc<Open>> {
-        let inner = self.0.read().expect("no panic under this lock");
-        inner.open.get(number as usize).cloned()
+        let number = number.checked_sub(self.first)? as usize;
+        let inner = self.inner.read().expect("no panic under this lock");
+        inner.open.get(number).cloned()
     }
 
     /// Closes the file with this number.
     pub fn remove(&self, number: u64) {
-        let mut inner = self.0.write().expect("no panic under this lock");
+        let Some(number) = number.checked_sub(self.first) else {
+            return;
+        };
+        if let Some(survivor) = &self.survivor {
+            survivor.clear(number);
+        }
+        let mut inner = self.inner.write().expect("no panic under this lock");
         let open = inner.open.try_remove(number as usize);
         if let Some(open) = &open
             && Arc::strong_count(&open.file) == 1

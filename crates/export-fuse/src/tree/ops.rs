@@ -118,7 +118,7 @@ impl Tree {
         }
     }
 
-    fn rename(
+    pub(super) fn rename(
         &self,
         header: &Header,
         [from, to]: [(u64, &[u8]); 2],
@@ -156,7 +156,10 @@ impl Tree {
                     had_capabilities: false,
                     uncached: self.uncached,
                 };
-                reply.created(&self.entry_of(&attr), &self.opened(handle, how));
+                match self.opened(handle, how) {
+                    Ok(opened) => reply.created(&self.entry_of(&attr), &opened),
+                    Err(error) => reply.error(error),
+                }
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -249,6 +252,21 @@ impl Serve for Tree {
 
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
+        match &self.succession {
+            Some(succession) => self.serve_noted(succession, request, reply),
+            None => self.serve_once(request, reply),
+        }
+    }
+
+    fn ended(&self) {
+        self.all_forgotten();
+        self.ended.wake();
+    }
+}
+
+impl Tree {
+    /// Serves a request as its first.
+    pub(super) fn serve_once(&self, request: &Request<'_>, reply: Reply<'_>) {
         let (header, node) = (&request.header, request.header.node);
         if let Operation::CopyFileRange(copy) = &request.operation {
             return self.copy_range(header, copy, reply);
@@ -406,11 +424,6 @@ impl Serve for Tree {
             Operation::LSeek { offset, whence, .. } => self.seek(node, *offset, *whence, reply),
             _ => reply.error(Errno::NOSYS),
         }
-    }
-
-    fn ended(&self) {
-        self.all_forgotten();
-        self.ended.wake();
     }
 }
 

@@ -43,6 +43,21 @@ impl Tree {
         removed.map_err(errno)
     }
 
+    /// Keeps the removed directories of a predecessor: the kernel may still use any of them.
+    pub(super) fn keep_removed_directories(&self) -> fs::Result<()> {
+        let fileset = self.files.fileset();
+        for ino in fileset.orphans()? {
+            if fileset.attr(ino)?.inode.kind == FileType::Directory {
+                self.files.pin(ino)?;
+                let mut directories = self.removed.directories.lock();
+                let directories = directories.as_mut().expect("no panic under this lock");
+                directories.insert(ino);
+                self.removed.any.store(true, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
     /// Releases a removed directory that the kernel has forgotten.
     pub(super) fn release_forgotten(&self, ino: Ino) {
         if !self.removed.any.load(Ordering::Acquire) {

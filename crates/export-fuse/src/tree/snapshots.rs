@@ -17,7 +17,7 @@
 
 use super::handles::How;
 use super::{OwnLane, Tree, convert, errno, give, ioctl, or_removed, xattrs};
-use fs::{Attr, DirEntry, FileType, Ino, InodeFlags, Kind, ROOT, Snapshots, TreeId};
+use fs::{Attr, DirEntry, FileType, Handle, Ino, InodeFlags, Kind, ROOT, Snapshots, TreeId};
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
 use fuse_mount::fuse_proto::{self, Entry, Opened, Operation, Read, Request, Statx, abi};
 use fuse_mount::{Errno, Reply};
@@ -382,16 +382,29 @@ impl Tree {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(stale(error)),
             },
-            Operation::Open { .. } => match snapshots.files(id).and_then(|files| files.open(ino)) {
-                Ok(handle) => reply.opened(&Opened {
-                    handle: self.snapshot_handles.insert(handle, How::default()),
-                    // The content never changes.
-                    flags: abi::FOPEN_KEEP_CACHE,
-                    ..Opened::default()
-                }),
-                Err(error) => reply.error(stale(error)),
+            Operation::Open { .. } => {
+                let opened = snapshots.files(id).and_then(|files| files.open(ino));
+                let inserted = opened
+                    .map_err(stale)
+                    .and_then(|handle| self.snapshot_handles.insert(handle, How::default()));
+                match inserted {
+                    Ok(handle) => reply.opened(&Opened {
+                        handle,
+                        // The content never changes.
+                        flags: abi::FOPEN_KEEP_CACHE,
+                        ..Opened::default()
+                    }),
+                    Err(error) => reply.error(error),
+                }
+            }
+            Operation::Read(read) => match self.snapshot_handles.get(read.handle) {
+                Some(open) => self.read_snapshot(&open.handle, &read, reply),
+                // A predecessor of this server has opened it.
+                None => match snapshots.files(id).and_then(|files| files.open(ino)) {
+                    Ok(handle) => self.read_snapshot(&handle, &read, reply),
+                    Err(error) => reply.error(stale(error)),
+                },
             },
-            Operation::Read(read) => self.read_snapshot(&read, reply),
             Operation::ReadDir { offset, size, .. } => {
                 let mut entries = Directory::new(Vec::new(), size);
                 let listed = fileset.read_dir(ino, offset, |entry| {
@@ -448,11 +461,8 @@ impl Tree {
         }
     }
 
-    fn read_snapshot(&self, read: &Read, reply: Reply<'_>) {
-        let Some(open) = self.snapshot_handles.get(read.handle) else {
-            return reply.error(Errno::BADF);
-        };
-        let files = open.handle.files();
+    fn read_snapshot(&self, handle: &Handle, read: &Read, reply: Reply<'_>) {
+        let files = handle.files();
         LANE.with_borrow_mut(|lane| {
             let own = match lane
                 .take()
@@ -466,10 +476,7 @@ impl Tree {
                 Err(error) => return reply.error(errno(error)),
             };
             let size = (read.size as usize).min(own.buf.len());
-            match own
-                .lane
-                .read(&open.handle, read.offset, &mut own.buf[..size])
-            {
+            match own.lane.read(handle, read.offset, &mut own.buf[..size]) {
                 Ok(len) => reply.data(&own.buf[..len]),
                 Err(error) => reply.error(errno(error)),
             }

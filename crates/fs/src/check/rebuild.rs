@@ -60,6 +60,7 @@ impl FsShared {
         let mut log = self.log();
         let mut state = self.write();
         state.refuse_use()?;
+        self.leave_log(&state);
         let base = db.base()?;
         let new = Arc::new(SuperblockFile::in_memory(
             Arc::clone(&self.io),
@@ -71,7 +72,9 @@ impl FsShared {
             },
             self.superblock.key().cloned(),
         ));
-        let built = self.build(&base, &state, &old, &new, log.epoch_after_all());
+        let epoch = log.epoch_after_all();
+        self.commit_begins(epoch);
+        let built = self.build(&base, &state, &old, &new, epoch);
         let lost = match built {
             Ok(lost) => lost,
             Err(error) => {
@@ -92,6 +95,10 @@ impl FsShared {
             state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
         })?;
         log.skip_all();
+        self.commit_ended(epoch);
+        // The new tree has all that was in memory.
+        state.changes += 1;
+        self.log_durable(state.changes);
         *slot = Some(db);
         let text = format!(
             "{damage}; rebuilt the metadata from its readable part; unreadable key ranges: {lost}"

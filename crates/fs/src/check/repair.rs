@@ -121,6 +121,7 @@ impl FsShared {
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let mut op = Op::locked(self, 0)?;
         op.refuse_use()?;
+        self.leave_log(&op);
         let metadata = metadata(self);
         let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
         restore_filesets(&mut op, repair, meter)?;

@@ -221,17 +221,55 @@ impl Fileset {
         }
     }
 
-    /// Removes all inodes without a name.
-    pub(crate) fn remove_orphans(&self) -> Result<()> {
+    /// See [`crate::Fs::end_adoption`].
+    pub(crate) fn end_adoption(&self) -> Result<()> {
+        let names: Vec<(TreeId, Ino)> = {
+            let mut state = self.fs.write();
+            if let Some(tree) = state.trees.get_mut(&self.id) {
+                tree.adopting = false;
+            }
+            let own = state.cores.keys().filter(|(tree, _)| *tree == self.id);
+            own.copied().collect()
+        };
+        for name in names {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let Some(core) = op.cores.get_mut(&name) else {
+                continue;
+            };
+            core.unnamed &= core.opens > 0;
+            if core.waiting().all(Blocks::is_empty) && core.inode.size > core.inode.disk_size {
+                core.inode.size = core.inode.disk_size;
+                core.dirty = true;
+            }
+            op.list_dirty(name);
+            op.forget_idle(name);
+            op.finish();
+        }
+        self.remove_orphans()
+    }
+
+    /// Lists the inodes without a name.
+    ///
+    /// # Errors
+    /// The metadata could not be read.
+    pub fn orphans(&self) -> Result<Vec<Ino>> {
         let mut orphans = Vec::new();
         let all = (Item::Orphan, 0, PLACE_MAX);
         self.fs.read().scan(self.id, 0, all, |ino, _| {
             orphans.push(ino);
             Ok(true)
         })?;
-        orphans
-            .into_iter()
-            .try_for_each(|ino| self.remove_orphan(ino).map(drop))
+        Ok(orphans)
+    }
+
+    /// Removes the inodes without a name that are not open.
+    ///
+    /// # Errors
+    /// The metadata could not be read or changed.
+    pub fn remove_orphans(&self) -> Result<()> {
+        let orphans = self.orphans()?.into_iter();
+        let mut removed = orphans.map(|ino| self.remove_orphan(ino).map(drop));
+        removed.try_for_each(|removed| removed)
     }
 
     /// Removes an inode without a name, a large one in several steps. Returns `false` if it has

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
 use crate::format::record::BLOCK_BYTES;
-use cache::{FileId, Pager, PagerInfo, PagerQueue};
+use cache::{FileId, Pager, PagerInfo, PagerQueue, Tree};
 use std::ops::Range;
 use sync::SyncThread;
 
@@ -66,11 +66,26 @@ impl Pager for FsPager {
         Ok(Box::new(queue))
     }
 
+    fn tree(&self) -> Option<Tree> {
+        Some(self.fileset.tree())
+    }
+
     fn will_write(&self, file: FileId, range: Range<u64>) -> block::Result<()> {
         let FileId(ino) = file;
         self.fileset
             .will_write(ino, range)
             .map_err(|e| below(&self.info.name, ino, e))
+    }
+}
+
+impl Fileset {
+    /// Returns the name of the files among those of other filesets and file systems, by which the
+    /// successor of a process finds their dirty pages ([`crate::Files::adopt`]).
+    pub fn tree(&self) -> Tree {
+        Tree {
+            file_system: self.fs.superblock.lock().uuid,
+            number: self.id.into(),
+        }
     }
 }
 

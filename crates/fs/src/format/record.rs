@@ -215,6 +215,12 @@ impl Inode {
     pub(crate) fn encode(&self) -> Vec<u8> {
         // Exactly, so that the record need not be moved to become a value of the map.
         let mut out = Out::with(112);
+        self.encode_into(&mut out);
+        out.0
+    }
+
+    /// Appends what [`Inode::encode`] returns.
+    pub(crate) fn encode_into(&self, out: &mut Out) {
         for number in [
             self.mode(),
             self.links,
@@ -241,7 +247,6 @@ impl Inode {
         for time in [self.accessed, self.modified, self.changed, self.created] {
             out.time(time);
         }
-        out.0
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Inode> {

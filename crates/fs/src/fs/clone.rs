@@ -88,7 +88,8 @@ impl FsShared {
         // The name may have been taken in the meantime.
         let record = planned(&op, FilesetChange::Clone { of, name }, op.now)?;
         if let Some(tree) = op.trees.get_mut(&id) {
-            (tree.record, tree.changed) = (record, true);
+            tree.record = record;
+            tree.touch();
         }
         op.finish();
         Ok(())

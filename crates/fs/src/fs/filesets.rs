@@ -251,7 +251,8 @@ impl Fs {
         let fileset = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
         fileset.snapshots.push(id);
         if received.is_some() {
-            (fileset.record.receiving, fileset.changed) = (None, true);
+            fileset.record.receiving = None;
+            fileset.touch();
         }
         op.finish();
         Ok(id)
@@ -266,7 +267,7 @@ impl Fs {
         let record = planned(&op, FilesetChange::Rename { id, name }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record = record;
-        tree.changed = true;
+        tree.touch();
         op.finish();
         self.sync()?;
         self.inner().trees_changed.notify();
@@ -287,7 +288,7 @@ impl Fs {
             blocks: std::mem::replace(&mut tree.record.quota_blocks, quota.blocks),
             inodes: std::mem::replace(&mut tree.record.quota_inodes, quota.inodes),
         };
-        tree.changed = true;
+        tree.touch();
         if let Err(error) = op.recount_held(id) {
             let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
             (tree.record.quota_blocks, tree.record.quota_inodes) = (quota.blocks, quota.inodes);
@@ -313,7 +314,8 @@ impl Fs {
         let mut op = Op::begin_any(fs, id)?;
         let record = planned(&op, change, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
-        (tree.record, tree.changed) = (record, true);
+        tree.record = record;
+        tree.touch();
         op.finish();
         self.sync()
     }
@@ -336,7 +338,7 @@ impl Fs {
         let record = planned(&op, FilesetChange::Hold { id, held }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record = record;
-        tree.changed = true;
+        tree.touch();
         op.finish();
         self.sync()
     }
@@ -356,7 +358,7 @@ impl Fs {
         op.cores.retain(|(tree, _), _| *tree != id);
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record.removing = true;
-        tree.changed = true;
+        tree.touch();
         tree.accounts = None;
         op.finish();
         self.inner().trees_changed.notify();
@@ -522,12 +524,11 @@ pub(super) fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     let mut out = Out::with(4);
     out.u32(id + 1);
     op.put_key(Key::global(Section::NextTree, 0), out.0, Prior::Possible);
-    let tree = Tree {
-        changed: true,
-        ..Tree::new(record)
-    };
+    let mut tree = Tree::new(record);
+    tree.touch();
     op.items.find_last_object(id)?;
     op.trees.insert(id, tree);
+    op.note_tree(id);
     Ok(id)
 }
 

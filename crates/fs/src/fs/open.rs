@@ -23,9 +23,12 @@ use crate::metadata::journal::{self, JournalLocation, Writer};
 use crate::metadata::mismatches::Mismatches;
 use crate::metadata::overlay::Overlay;
 use crate::metadata::pending_sums::PendingSums;
+use crate::metadata::saved::Replayed;
 use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
+use crate::metadata::succession::{Disk, Heritage};
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::survivor::{Adoption, Survival};
 use crate::metadata::tree_signal::TreeSignal;
 use crate::metadata::view_slot::ViewSlot;
 use crate::space::{Space, reserve_blocks};
@@ -114,6 +117,9 @@ impl Fs {
         check_device(io.info())?;
         let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io), &*device)?);
         options.read_only |= io.info().read_only || superblock.lock().is_read_only();
+        if options.read_only || options.rescue {
+            options.survival = None;
+        }
         let device_blocks = superblock.lock().device_blocks;
         let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
         let access = Access::read_only_if(options.read_only);
@@ -138,10 +144,27 @@ impl Fs {
                 JournalLocation::of(&superblock, key.as_ref()),
             )
         };
-        let found = Found::read(&io, &db, &place)?;
+        let mut found = Found::read(&io, &db, &place)?;
         // A copy, because reading the metadata locks the superblock.
         let now = superblock.lock().clone();
-        match found.load_space(&db, &now, &space) {
+        let disk = Disk {
+            uuid: now.uuid,
+            openings: now.openings,
+            epoch: found.epoch,
+        };
+        let (mut adoption, mut heritage) = take_over(&options, &disk);
+        if let Some(refused) = found.refusal(&heritage, &db, &now) {
+            (adoption, heritage) = (Adoption::Refused(refused), Heritage::default());
+        }
+        if let Adoption::Refused(why) = &adoption {
+            tracing::error!(
+                name: "EVFS-0211",
+                "{}: changes of the server that was killed are lost, except for those that are \
+                 durable: {why}",
+                io.info().name
+            );
+        }
+        match found.load_space(&db, &now, &space, &heritage.replayed) {
             Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
                 tracing::warn!(
                     name: "EVFS-0203",
@@ -152,21 +175,35 @@ impl Fs {
             }
             loaded => loaded?,
         }
+        if let Some(survival) = &options.survival {
+            // Before the opening is counted, which would make a log that was refused fit.
+            survival.begin(&disk, matches!(adoption, Adoption::Adopted { .. }));
+        }
         let generation = if options.read_only {
             superblock.lock().openings
         } else {
-            note_opening(&superblock, &space)?
+            note_opening(&superblock, &space, options.survival.as_ref())?
         };
+        let changes = heritage.changes;
+        for delta in heritage.deltas {
+            found.replayed = true;
+            found.items.replay(delta);
+        }
         let (epoch, replayed) = (found.epoch, found.replayed);
         let bounds = superblock.lock().first_block()..device_blocks;
         let checksums = superblock.lock().has_checksums();
         let compression = superblock.lock().has_compression();
-        let state = State {
+        let mut state = State {
             checksums,
             compression,
             summer: summer.clone(),
+            changes,
             ..load(found.items, bounds, options.rescue)?
         };
+        if options.survival.is_some() {
+            state.add_replayed(heritage.replayed)?;
+        }
+        let keeps_orphans = adoption != Adoption::None;
         let inner = Arc::new(FsShared {
             name: io.info().name.clone(),
             device,
@@ -203,10 +240,13 @@ impl Fs {
             if replayed {
                 inner.commit_replayed()?;
             }
+            if let Some(unsaved) = &mut inner.write().unsaved {
+                unsaved.replaying = false;
+            }
             if !inner.options.rescue {
                 inner.count_all_held()?;
             }
-            inner.finish_removals()?;
+            inner.finish_removals(keeps_orphans)?;
         }
         let background = if inner.options.read_only {
             None
@@ -218,14 +258,15 @@ impl Fs {
             inner,
             background,
             growing: Mutex::default(),
+            adoption,
         })
     }
 }
 
 impl FsShared {
     /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
-    /// inodes without a name.
-    fn finish_removals(self: &Arc<FsShared>) -> Result<()> {
+    /// inodes without a name, unless files may still be open.
+    fn finish_removals(self: &Arc<FsShared>, keeps_orphans: bool) -> Result<()> {
         let trees: Vec<(TreeId, TreeRecord)> = {
             let state = self.read();
             let all = state.trees.iter();
@@ -248,6 +289,13 @@ impl FsShared {
             } else if restoring {
                 self.resume_rollback(origin, id)?;
             } else if origin == 0 && receiving.is_none() && !self.is_restoring(id) {
+                if keeps_orphans {
+                    self.write()
+                        .trees
+                        .entry(id)
+                        .and_modify(|tree| tree.adopting = true);
+                    continue;
+                }
                 let fs = Arc::clone(self);
                 Fileset { fs, id }.remove_orphans()?;
             }
@@ -328,11 +376,27 @@ impl Found {
         Ok(found)
     }
 
+    /// Returns why the log of a predecessor does not fit the disk, if it does not.
+    fn refusal(&self, heritage: &Heritage, db: &Db, superblock: &Superblock) -> Option<String> {
+        if heritage.replayed.space.is_empty() {
+            return None;
+        }
+        let trial = Space::new(0);
+        let loaded = self.load_space(db, superblock, &trial, &heritage.replayed);
+        loaded.err().map(|error| error.to_string())
+    }
+
     /// Passes the free blocks to the allocator: those that neither data nor metadata occupies once
     /// the journal is replayed. The metadata may have grown into blocks that the journal frees and
     /// the bitmap still has; so data is processed first, and the metadata's blocks are removed
     /// then.
-    fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
+    fn load_space(
+        &self,
+        db: &Db,
+        superblock: &Superblock,
+        space: &Space,
+        replayed: &Replayed,
+    ) -> Result<()> {
         let mut at = superblock.first_block();
         for run in db.used(superblock.device_blocks)? {
             if run.start < at {
@@ -359,6 +423,12 @@ impl Found {
                 space.add_between(change.run.start, change.run.end())?
             }
         }
+        let data = superblock.first_block()..superblock.device_blocks;
+        if !replayed.load_space(data, space) {
+            return Err(Error::corrupt(
+                "the log in memory refers to blocks outside the data area",
+            ));
+        }
         for segment in &superblock.segments {
             space.remove(Run {
                 start: segment.start,
@@ -371,7 +441,11 @@ impl Found {
 }
 
 /// Counts a writable open, and sets space aside for the next one.
-fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
+fn note_opening(
+    superblock: &SuperblockFile,
+    space: &Space,
+    survival: Option<&Survival>,
+) -> Result<u32> {
     let openings = {
         let mut superblock = superblock.lock();
         superblock.openings = superblock.openings.wrapping_add(1);
@@ -379,7 +453,13 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
         keep_spare(&mut superblock, space);
         superblock.openings
     };
+    if let Some(survival) = survival {
+        survival.opening(openings);
+    }
     superblock.write()?;
+    if let Some(survival) = survival {
+        survival.opened(openings);
+    }
     Ok(openings)
 }
 
@@ -451,7 +531,23 @@ pub(crate) fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Resu
         absent: AbsentNames::default(),
         item_changes: [0; Item::NUMBERS],
         items,
+        unsaved: None,
     })
+}
+
+/// Reads the log of a predecessor, if there is one.
+fn take_over(options: &Options, disk: &Disk) -> (Adoption, Heritage) {
+    let survival = options.survival.as_ref();
+    let Some(survival) = survival.filter(|survival| survival.adopt) else {
+        return (Adoption::None, Heritage::default());
+    };
+    match survival.heritage(disk) {
+        Ok(heritage) => {
+            let requests = heritage.requests.clone();
+            (Adoption::Adopted { requests }, heritage)
+        }
+        Err(why) => (Adoption::Refused(why), Heritage::default()),
+    }
 }
 
 /// Reports whether there is a record of shared blocks.

@@ -187,7 +187,8 @@ impl FsShared {
         op.mark_restoring(to, false)?;
         let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
         if let Some(receiving) = tree.record.receiving.take() {
-            (tree.record.next_ino, tree.changed) = (receiving.next_ino, true);
+            tree.record.next_ino = receiving.next_ino;
+            tree.touch();
         }
         op.recount_held(of)?;
         op.finish();
@@ -243,7 +244,9 @@ impl Op<'_> {
     fn mark_restoring(&mut self, to: TreeId, mark: bool) -> Result<()> {
         let of = self.tree;
         let snapshot = self.trees.get_mut(&to).ok_or(Kind::NotFound)?;
-        (snapshot.record.restoring, snapshot.changed) = (mark, true);
+        snapshot.record.restoring = mark;
+        snapshot.touch();
+        self.note_tree(to);
         let tree = self.trees.get_mut(&of).ok_or(Kind::NotFound)?;
         tree.restoring = mark;
         if mark {

@@ -253,6 +253,11 @@ impl State {
             return;
         };
         let ends = accounts.is_none();
+        if let (Some(unsaved), Some(accounts)) = (&mut self.unsaved, &accounts) {
+            unsaved
+                .accounts
+                .extend(accounts.keys().map(|owner| (id, *owner)));
+        }
         let before = std::mem::replace(&mut tree.accounts, accounts);
         if ends {
             for owner in before.into_iter().flatten().map(|(owner, _)| owner) {
@@ -313,7 +318,8 @@ impl State {
 impl Op<'_> {
     /// Checks that the owners of a file have room for a number of blocks more.
     pub fn check_owners(&self, ino: Ino, blocks: u64) -> Result<()> {
-        let Some(accounts) = &self.state().tree(self.tree)?.accounts else {
+        let tree = self.state().tree(self.tree)?;
+        let Some(accounts) = tree.accounts.as_ref().filter(|_| !tree.adopting) else {
             return Ok(());
         };
         let inode = self.read_inode(ino)?;

@@ -104,11 +104,14 @@ impl FsShared {
             state.commit_steps();
             return Err(self.fail_in(state, error));
         }
+        self.save(state, &[]);
+        let changes = state.changes;
+        self.save_ahead(state);
         let (delta, keys) = state.items.take_delta();
         Ok(Taken {
             delta,
             keys,
-            changes: state.changes,
+            changes,
             set: self.space.close_set(),
             written,
         })
@@ -141,9 +144,17 @@ impl FsShared {
             log.writer.write(&self.io, record, barrier)?;
             self.space.set_flushed(taken.written);
         }
+        self.done(taken);
+        Ok(true)
+    }
+
+    /// Records that changes are durable.
+    fn done(&self, taken: &Taken) {
+        // Before a block that they freed can be used again: an entry that the log still had would
+        // say that it is free.
+        self.log_durable(taken.changes);
         self.space.set_durable(taken.set);
         self.group.done(taken.changes);
-        Ok(true)
     }
 
     /// Commits everything to the tree. A failure makes the file system read-only; durable data
@@ -183,7 +194,9 @@ impl FsShared {
     }
 
     fn commit(&self, db: &Db, frozen: &Frozen, epoch: Epoch, taken: &Taken) -> Result<()> {
+        self.commit_begins(epoch);
         db.commit(&frozen.items, &frozen.space, epoch)?;
+        self.commit_ended(epoch);
         let base = db.base()?;
         self.note_slack(db)?;
         self.limit_view();
@@ -191,8 +204,7 @@ impl FsShared {
         log.blocked = false;
         // The commit flushed the device before it became the current one.
         self.space.set_flushed(taken.written);
-        self.space.set_durable(taken.set);
-        self.group.done(taken.changes);
+        self.done(taken);
         let old = self.write().items.committed(base);
         drop(log);
         drop(old);
@@ -267,6 +279,9 @@ impl FsShared {
     /// Commits first if the backlog is too large: more than memory should hold, or more than the
     /// space left can take.
     pub fn wait_for_room(&self) -> Result<()> {
+        if self.needs_commit_for_log() {
+            return self.checkpoint();
+        }
         let backlog = self.backlog.load(Relaxed);
         if backlog <= BACKLOG_MIN {
             return Ok(());

@@ -107,7 +107,7 @@ impl InodeState {
 
     /// Checks whether the record is complete and the inode is not in use.
     pub fn is_idle(&self) -> bool {
-        self.is_unused() && !self.dirty && self.inode.size == self.inode.disk_size
+        self.is_unused() && !self.dirty && !self.unnamed && self.inode.size == self.inode.disk_size
     }
 
     /// Checks whether the inode is not open and has no pages to be written.

@@ -217,21 +217,31 @@ fn encode(uuid: &[u8; 16], epoch: Epoch, record: RecordNo, delta: &Delta) -> Vec
     out.u64(delta.items.len() as u64);
     out.u64(delta.space.len() as u64);
     for (key, value) in &delta.items {
-        out.0.extend_from_slice(&key.encode());
-        match value {
-            Some(value) => {
-                out.u32(value.len() as u32);
-                out.0.extend_from_slice(value);
-            }
-            None => out.u32(GONE),
-        }
+        put_item(&mut out, key, value.as_deref());
     }
     for change in &delta.space {
-        out.u64(change.run.start);
-        out.u64(change.run.blocks);
-        out.u32(u32::from(change.used));
+        put_space(&mut out, change);
     }
     out.0
+}
+
+/// Encodes a changed item; `None` for a deleted one.
+pub(crate) fn put_item(out: &mut Out, key: &Key, value: Option<&[u8]>) {
+    out.0.extend_from_slice(&key.encode());
+    match value {
+        Some(value) => {
+            out.u32(value.len() as u32);
+            out.0.extend_from_slice(value);
+        }
+        None => out.u32(GONE),
+    }
+}
+
+/// Encodes a change of the use of blocks.
+pub(crate) fn put_space(out: &mut Out, change: &SpaceChange) {
+    out.u64(change.run.start);
+    out.u64(change.run.blocks);
+    out.u32(u32::from(change.used));
 }
 
 /// Appends the tag of the record before, and the one of this record.
@@ -364,6 +374,16 @@ fn refuse_gap(
 fn decode(bytes: &[u8]) -> Result<Delta> {
     let mut fields = In::of(&bytes[HEADER_BYTES - 16..], "journal record");
     let (items, runs) = (fields.u64()?, fields.u64()?);
+    let delta = take_changes(&mut fields, items, runs)?;
+    fields.end()?;
+    Ok(delta)
+}
+
+/// Decodes changed items, and then changes of the use of blocks.
+///
+/// # Errors
+/// [`crate::Kind::Corrupt`].
+pub(crate) fn take_changes(fields: &mut In, items: u64, runs: u64) -> Result<Delta> {
     let mut delta = Delta::default();
     for _ in 0..items {
         let key = Key::decode(&fields.take::<KEY_BYTES>()?);
@@ -387,7 +407,6 @@ fn decode(bytes: &[u8]) -> Result<Delta> {
             used: used == 1,
         });
     }
-    fields.end()?;
     Ok(delta)
 }
 

@@ -89,7 +89,7 @@ impl<'a> Op<'a> {
         if let Some(tree) = state.trees.get_mut(&self.tree)
             && (self.used_blocks != 0 || self.used_inodes != 0)
         {
-            tree.changed = true;
+            tree.touch();
             let add = |to: &mut u64, by: i64| *to = to.saturating_add_signed(by);
             add(&mut tree.record.used_blocks, self.used_blocks);
             add(&mut tree.record.used_inodes, self.used_inodes);
@@ -103,6 +103,9 @@ impl<'a> Op<'a> {
         state.items.note_space(&space);
         state.commit_steps();
         state.changes += 1;
+        state.note_tree(self.tree);
+        self.fs.save(state, &space);
+        self.fs.carried_out();
         self.fs.note_backlog(state);
         self.fs.changes.notify();
     }
@@ -229,7 +232,7 @@ impl<'a> Op<'a> {
             return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         tree.record.next_ino += 1;
-        tree.changed = true;
+        tree.touch();
         Ok(number << 1 | u64::from(directory))
     }
 

@@ -23,18 +23,23 @@ pub(super) fn bits(at: usize, len: usize) -> u64 {
 impl PendingSums {
     pub fn set(&mut self, run: Run, sum: impl Fn(usize) -> Sum) {
         for (number, at, from, len) in parts(run) {
-            let none = || {
-                Box::new(Pending {
-                    sums: Sums::none(),
-                    set: 0,
-                })
-            };
-            let pending = self.0.entry(number).or_insert_with(none);
+            let pending = self.record(number);
             pending.set |= bits(at, len);
             for i in 0..len {
                 pending.sums.0[at + i] = sum(from + i);
             }
         }
+    }
+
+    /// Returns a record, to be changed.
+    pub(super) fn record(&mut self, number: u64) -> &mut Pending {
+        let none = || {
+            Box::new(Pending {
+                sums: Sums::none(),
+                set: 0,
+            })
+        };
+        self.0.entry(number).or_insert_with(none)
     }
 
     /// Returns the number of changed records.

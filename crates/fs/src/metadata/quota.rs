@@ -60,6 +60,7 @@ impl Op<'_> {
             .saturating_add_signed(self.used_blocks);
         match tree.record.quota_blocks {
             0 => Ok(()),
+            _ if tree.adopting => Ok(()),
             quota if used.saturating_add(blocks) <= quota => Ok(()),
             _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
         }

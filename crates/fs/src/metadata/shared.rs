@@ -20,6 +20,7 @@ use crate::metadata::database::Db;
 use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::survivor::Survival;
 use crate::metadata::tree_signal::TreeSignal;
 use crate::metadata::view_slot::ViewSlot;
 use crate::space::Space;
@@ -44,6 +45,9 @@ pub struct Options {
     pub metadata_cache_bytes: usize,
     /// Clock for the times of inodes.
     pub clock: fn() -> Time,
+    /// Memory from which a successor of this process takes over, and this one from its
+    /// predecessor; not used if the file system is read-only or to be rescued.
+    pub survival: Option<Survival>,
 }
 
 impl Default for Options {
@@ -56,6 +60,7 @@ impl Default for Options {
             commit_interval: Duration::from_secs(5),
             metadata_cache_bytes: 256 << 20,
             clock: Time::now,
+            survival: None,
         }
     }
 }

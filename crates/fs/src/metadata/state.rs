@@ -27,6 +27,7 @@ use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::{Change, Prior};
 use crate::metadata::pending_sums::PendingSums;
+use crate::metadata::unsaved::Unsaved;
 use foldhash::HashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,6 +71,8 @@ pub(crate) struct State {
     pub absent: AbsentNames,
     /// Number of changes to items of each kind, in all trees.
     pub item_changes: [u64; Item::NUMBERS],
+    /// What the log for a successor lacks; `None` without such a log.
+    pub unsaved: Option<Unsaved>,
 }
 
 /// A fileset or a snapshot in memory.
@@ -77,6 +80,8 @@ pub(crate) struct Tree {
     pub record: TreeRecord,
     /// Whether the record differs from the one in the items.
     pub changed: bool,
+    /// Whether it may differ from the one in the log for a successor.
+    pub unsaved: bool,
     /// Blocks promised to its files.
     pub promised: u64,
     /// Those of them that will replace a block of the file.
@@ -87,6 +92,9 @@ pub(crate) struct Tree {
     pub accounts: Option<Accounts>,
     /// Whether the fileset is being rolled back, so that nothing may use it.
     pub restoring: bool,
+    /// Whether dirty pages of a killed server are taken over. They count against limits, and none of
+    /// them is refused.
+    pub adopting: bool,
     /// Snapshots of the fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
@@ -97,13 +105,20 @@ impl Tree {
         Tree {
             record,
             changed: false,
+            unsaved: false,
             promised: 0,
             replacing: 0,
             item_usage: None,
             accounts: None,
             restoring: false,
+            adopting: false,
             snapshots: Vec::new(),
         }
+    }
+
+    /// Records that the record has changed.
+    pub fn touch(&mut self) {
+        (self.changed, self.unsaved) = (true, true);
     }
 
     /// Decodes an item of [`crate::format::key::Section::Trees`].
@@ -651,6 +666,9 @@ impl State {
 
     /// Queues an inode whose record is out of date for the next commit.
     pub fn list_dirty(&mut self, name: (TreeId, Ino)) {
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.inodes.push(name);
+        }
         if let Some(core) = self.cores.get_mut(&name)
             && core.dirty
             && !core.listed
@@ -671,6 +689,14 @@ impl State {
     /// Makes the steps so far final, and queues their keys for the journal.
     pub fn commit_steps(&mut self) {
         for step in self.steps.drain(..) {
+            match (&step, &mut self.unsaved) {
+                (Step::Item(key, _), Some(unsaved)) => unsaved.keys.push(*key),
+                (Step::Core(name, ..), Some(unsaved)) => unsaved.inodes.push(*name),
+                (Step::Account(tree, owner, _), Some(unsaved)) => {
+                    unsaved.accounts.push((*tree, *owner));
+                }
+                _ => {}
+            }
             if let Step::Item(key, _) = step {
                 self.items.note(key);
             }

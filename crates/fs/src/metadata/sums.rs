@@ -47,11 +47,19 @@ impl State {
     /// Sets the checksums of blocks that were written, in order.
     pub fn set_sums(&mut self, run: Run, sums: &[Sum]) {
         self.pending_sums.set(run, |i| sums[i]);
+        self.note_sums(run);
     }
 
     /// Takes the checksums from blocks that will be overwritten.
     pub fn drop_sums(&mut self, run: Run) {
         self.pending_sums.set(run, |_| NO_SUM);
+        self.note_sums(run);
+    }
+
+    fn note_sums(&mut self, run: Run) {
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.sums.push(run);
+        }
     }
 
     /// Makes items of the checksums that were set. These steps are final, even if what follows fails:

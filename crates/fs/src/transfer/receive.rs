@@ -259,7 +259,7 @@ impl Fs {
         let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
         tree.record.receiving = Some(receiving(header, base, tree.record.next_ino));
         tree.record.next_ino = tree.record.next_ino.max(header.next_ino);
-        tree.changed = true;
+        tree.touch();
         op.finish();
         Ok(())
     }
@@ -454,7 +454,8 @@ impl Receiver {
         };
         let mut op = Op::begin_any(self.shared(), of)?;
         let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
-        (tree.record.receiving, tree.changed) = (Some(now), true);
+        tree.record.receiving = Some(now);
+        tree.touch();
         op.finish();
         self.shared().sync()?;
         Ok(Received::Part(Reception::of(of, &now)))

@@ -56,6 +56,20 @@ impl Client {
         }
     }
 
+    /// Continues with the file system of a successor, which gets all dirty pages.
+    pub fn succeed(&mut self, fileset: Fileset) {
+        let dirty = std::mem::take(&mut self.dirty);
+        *self = Client::new(fileset);
+        for (ino, pages) in &dirty {
+            for page in pages.keys() {
+                let bytes = page * PAGE..(page + 1) * PAGE;
+                let promised = self.pager.will_write(FileId(*ino), bytes);
+                promised.expect("space for a page that had space");
+            }
+        }
+        self.dirty = dirty;
+    }
+
     /// Executes one request and returns its operation.
     pub fn run(&mut self, ino: Ino, op: Op) -> block::Result<Op> {
         self.queue

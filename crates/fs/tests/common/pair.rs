@@ -52,6 +52,20 @@ impl Pair {
         }
     }
 
+    /// Continues with the file system of a successor: opens what is open, and hands over the dirty
+    /// pages. Returns the file system of the predecessor.
+    pub fn succeed(&mut self, fs: Fs) -> Fs {
+        let fileset = fs
+            .fileset_named(fs::FIRST_FILESET)
+            .expect("the first fileset");
+        for id in &self.open {
+            fileset.open(self.inodes[id]).expect("it is still there");
+        }
+        self.client.succeed(fileset);
+        fs.end_adoption().expect("it ends");
+        std::mem::replace(&mut self.fs, fs)
+    }
+
     pub fn fileset(&self) -> &Fileset {
         &self.client.fileset
     }

@@ -41,6 +41,12 @@ pub(super) fn build(
         return Ok(None);
     }
     let name = spec.device.display();
+    if spec.survives {
+        return Err(Error::Usage(format!(
+            "cannot mount {name} with --survive, which works only with EVFS's own file system; omit \
+             --survive"
+        )));
+    }
     let (device, stats) = Stats::new(Arc::clone(&open.device));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let access = Access::read_only_if(spec.read_only);

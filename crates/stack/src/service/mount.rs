@@ -16,6 +16,7 @@ use crate::cache::ProcessCache;
 use crate::control::{FsRequest, GrowRequest, Run, check_name};
 use crate::filesystem::grow::{self, Layers, Upper};
 use crate::filesystem::{execute, open_counted, resolve, transfer};
+use crate::succession::Succession;
 use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
@@ -68,6 +69,8 @@ pub struct MountSpec {
     pub scrub: Option<ScheduledScrub>,
     /// Pass discards to the device.
     pub allow_discards: bool,
+    /// Let another process continue the mount if this one dies.
+    pub survives: bool,
     /// Configuration file that defines the mount.
     pub config: Option<PathBuf>,
 }
@@ -99,6 +102,7 @@ impl MountSpec {
             keep_snapshots: KeepSnapshots::default(),
             scrub: None,
             allow_discards: false,
+            survives: false,
             config: None,
         }
     }
@@ -161,10 +165,15 @@ pub(super) fn build(
     }
     let cache = cache.cache()?;
     let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
+    if let Some(succession) = settings.succession() {
+        succession.adopt_pages(&cache, &files)?;
+    }
     let shown = spec.snapshots && !is_snapshot;
     let snapshots = shown.then(|| Snapshots::new(&fileset, &cache));
+    let succession = settings.succession().cloned();
     let config = MountConfig {
         snapshots: snapshots.clone(),
+        survival: succession.as_ref().map(Succession::of_mount).transpose()?,
         ..spec.config(read_only)
     };
     let superblock = fs.superblock();
@@ -190,6 +199,7 @@ pub(super) fn build(
         keep_snapshots: spec.keep_snapshots,
         scrub: spec.scrub,
         scrubs: settings.trust_store().with_file_name("scrubs.json"),
+        succession,
         recurring: Vec::new(),
         jobs: Jobs::default(),
         snapshots,
@@ -233,6 +243,8 @@ struct MountGraph {
     scrub: Option<ScheduledScrub>,
     /// File with the positions of scrubs.
     scrubs: PathBuf,
+    /// What another process needs to continue the mount; `None` if it ends with this one.
+    succession: Option<Arc<Succession>>,
     /// The threads of both.
     recurring: Vec<Recurring>,
     jobs: Jobs,
@@ -257,12 +269,35 @@ impl MountGraph {
             return Ok(());
         };
         let folder = &config.mountpoint;
-        // It may be that of an attached volume, with a loop device.
-        export_file::clear_dead(folder)?;
-        let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
-        let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+        let succession = self.succession.clone();
+        let continues = succession.as_ref().filter(|s| s.is_successor());
+        let (mount, at, sync) = match (continues, &config.survival) {
+            (Some(succession), Some(survival)) => {
+                let before = succession.mount(self.fs()?)?;
+                let at = before.mountpoint.clone();
+                // The first server has found out.
+                let sync = if before.on_block_device {
+                    SyncCalls::Durable
+                } else {
+                    SyncCalls::Ignored
+                };
+                let mount = Mount::resume(config.clone(), &self.files, survival, before)?;
+                (mount, at, sync)
+            }
+            _ => {
+                // It may be that of an attached volume, with a loop device.
+                export_file::clear_dead(folder)?;
+                let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
+                let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+                let sync = SyncCalls::of(&mount);
+                (mount, at, sync)
+            }
+        };
+        if let Some(succession) = &succession {
+            succession.mounted()?;
+        }
         status.exports.push(ExportAt {
-            sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
+            sync: (!self.read_only).then_some(sync),
             ..ExportAt::new("mount", at.display().to_string())
         });
         self.point.mount = Some(mount);

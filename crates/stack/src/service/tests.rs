@@ -111,6 +111,7 @@ fn started(dir: &Path, script: &Arc<Script>) -> Service {
         disk,
         first_use: None,
         damaged_copy: None,
+        kept_key: None,
     };
     let settings = Settings::of_env(&|_| None);
     let run_dir = crate::run_dir(&dir.join("run")).unwrap();

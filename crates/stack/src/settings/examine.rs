@@ -120,6 +120,7 @@ impl Settings {
             values,
             is_dry_run: false,
             ownership: None,
+            succession: None,
         };
         for key in LISTEN {
             if let Err(want) = settings.listen(key) {

@@ -1,0 +1,141 @@
+//! Keepers of real processes: crashes, orderly ends, signals, and the death of the keeper.
+//!
+//! Each case is a process of its own, because a keeper forks and must be the only thread: this binary
+//! has no test harness, and calls itself.
+
+use keeper::{Begin, Side};
+use std::io::{Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+fn die(signal: i32) -> ! {
+    // SAFETY: a signal to this process.
+    unsafe { libc::kill(libc::getpid(), signal) };
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Keeps a counter in a file, and dies until it is 5.
+fn counts(mut begin: Begin) -> u8 {
+    let mut file = match begin.kept.take_one("counter") {
+        Some(file) => std::fs::File::from(file),
+        None => {
+            assert_eq!(begin.generation, 0);
+            tempfile::tempfile().expect("a file")
+        }
+    };
+    file.seek(std::io::SeekFrom::End(0)).expect("a place");
+    file.write_all(b"x").expect("written");
+    begin
+        .link
+        .replace("counter", &[file.as_fd()])
+        .expect("kept");
+    begin.link.serving().expect("said");
+    file.rewind().expect("a place");
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("read");
+    assert_eq!(text.len() as u32, begin.generation + 1);
+    if begin.generation < 5 {
+        die(libc::SIGKILL);
+    }
+    42
+}
+
+/// Serves once, and then dies whenever it starts.
+fn never_starts_again(begin: Begin) -> u8 {
+    let file = tempfile::tempfile().expect("a file");
+    begin.link.replace("file", &[file.as_fd()]).expect("kept");
+    if begin.generation == 0 {
+        begin.link.serving().expect("said");
+    }
+    die(libc::SIGABRT)
+}
+
+/// Waits for a signal; prints its own number first.
+fn waits(begin: Begin) -> u8 {
+    begin.link.serving().expect("said");
+    println!("{}", std::process::id());
+    std::thread::sleep(Duration::from_secs(30));
+    0
+}
+
+fn case(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.arg(name).stdout(Stdio::piped());
+    command
+}
+
+fn ends(name: &str) -> ExitStatus {
+    case(name).status().expect("it runs")
+}
+
+/// Starts a case that waits; returns the keeper and the number of the server.
+fn waiting() -> (std::process::Child, i32) {
+    let mut keeper = case("waits").spawn().expect("it runs");
+    let mut out = std::io::BufReader::new(keeper.stdout.take().expect("piped"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).expect("a line");
+    (keeper, line.trim().parse().expect("a number"))
+}
+
+fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+fn keep(serve: impl FnOnce(Begin) -> u8) -> std::io::Result<u8> {
+    Ok(match keeper::keep(|| ())? {
+        Side::Keeper(code) => code,
+        Side::Server(begin) => serve(begin),
+    })
+}
+
+fn main() {
+    let run = match std::env::args().nth(1).as_deref() {
+        Some("counts") => keep(counts),
+        Some("never") => keep(never_starts_again),
+        Some("fails") => keep(|_| 7),
+        Some("waits") => keep(waits),
+        // The list that the test runner asks for, and its single test.
+        Some("--list") => {
+            if !std::env::args().any(|arg| arg == "--ignored") {
+                println!("keepers: test");
+            }
+            return;
+        }
+        _ => return tests(),
+    };
+    std::process::exit(run.expect("a keeper").into());
+}
+
+fn tests() {
+    // What a server gave away is there for each of five successors.
+    assert_eq!(ends("counts").code(), Some(42));
+    // A server that cannot start is given up after pauses, and not tried on and on.
+    let began = Instant::now();
+    assert_eq!(ends("never").code(), Some(1));
+    assert!(began.elapsed() >= Duration::from_secs(3));
+    // A server that ends by itself is not started again.
+    assert_eq!(ends("fails").code(), Some(7));
+    // A signal to the keeper reaches the server, whose end is that of both.
+    let (mut keeper, server) = waiting();
+    // SAFETY: a signal to a child.
+    unsafe { libc::kill(keeper.id() as i32, libc::SIGTERM) };
+    let ended = keeper.wait().expect("it ends");
+    assert_eq!((ended.code(), ended.signal()), (Some(128 + 15), None));
+    assert!(!is_alive(server));
+    // A server does not outlive its keeper.
+    let (mut keeper, server) = waiting();
+    keeper.kill().expect("killed");
+    keeper.wait().expect("it ends");
+    let began = Instant::now();
+    while is_alive(server) {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "the server lives on"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,362 @@
+//! What a service leaves to the process that continues it after a crash, and what it has from the one
+//! before it.
+//!
+//! ```text
+//!   lock         the descriptor whose open file description has the lock of the DEVICE
+//!   key          what opens the volume, in secret memory
+//!   log          changes of the file system that are not on the disk
+//!   requests     requests that were carried out
+//!   open-files   files that the kernel has open
+//!   cache        the memory of the cache, and the table of its dirty pages
+//!   mount        the descriptor of the mount, and what the kernel offered for it
+//!   clones-N     those by which the threads of server N receive
+//! ```
+//!
+//! The keeper holds the descriptors. **Invariant:** everything that a successor needs is held before
+//! the first request is served, and what belongs together is replaced at once.
+
+use crate::{Error, Result};
+use block::BlockDevice;
+use cache::{Cache, Predecessor};
+use export_fuse::HeldMount;
+use fs::{Adoption, Files, Fs, Superblock};
+use keeper::{Begin, Kept, Link};
+use path_file::Holder;
+use secret::SecretBytes;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use survival::{Log, Memory, OpenFiles, Pages, Requests};
+
+/// Words of the log: 32 MiB, of which a commit of the file system is begun at half.
+const LOG_WORDS: usize = 4 << 20;
+
+/// Longest record of a mount in bytes: a path, and the kernel's first message.
+const RECORD_MAX: usize = 16 << 10;
+
+/// See the module.
+pub struct Succession {
+    link: Link,
+    kept: Mutex<Kept>,
+    generation: u32,
+    /// The descriptor that has the lock of the DEVICE.
+    lock: Option<Arc<OwnedFd>>,
+    tables: OnceLock<Tables>,
+}
+
+/// Tables of the file system.
+struct Tables {
+    log: Arc<Log>,
+    requests: Arc<Requests>,
+    open_files: Arc<OpenFiles>,
+}
+
+impl fmt::Debug for Succession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Succession")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Succession {
+    /// Creates it from what the keeper gives to a new server.
+    pub fn new(begin: Begin) -> Arc<Succession> {
+        let Begin {
+            link,
+            mut kept,
+            generation,
+        } = begin;
+        let lock = kept.take_one("lock").map(Arc::new);
+        Arc::new(Succession {
+            link,
+            kept: Mutex::new(kept),
+            generation,
+            lock,
+            tables: OnceLock::new(),
+        })
+    }
+
+    /// Returns the number of predecessors.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Reports whether this process continues another one.
+    pub fn is_successor(&self) -> bool {
+        self.generation > 0
+    }
+
+    /// Returns who has the lock of the DEVICE.
+    pub(crate) fn lock_holder(&self) -> Holder {
+        match &self.lock {
+            Some(lock) => Holder::Predecessor(Arc::clone(lock)),
+            None => Holder::Apart,
+        }
+    }
+
+    /// Takes what a predecessor has left under a name.
+    pub(crate) fn take(&self, name: &str) -> Vec<OwnedFd> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.take(name)
+    }
+
+    /// Takes the only descriptor of a name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn take_one(&self, name: &str) -> Result<OwnedFd> {
+        let mut all = self.take(name);
+        let one = all.pop().filter(|_| all.is_empty());
+        one.ok_or_else(|| Error::Failed(format!("the previous server left no {name}")))
+    }
+
+    /// Returns what opens the volume, if a predecessor has left it.
+    ///
+    /// # Errors
+    /// It is not readable.
+    pub(crate) fn key(&self) -> Result<Option<SecretBytes>> {
+        let failed = |e| Error::Failed(format!("cannot read the key of the previous server: {e}"));
+        let key = self.take("key").pop();
+        key.map(|file| secret::handover::take(&file).map_err(failed))
+            .transpose()
+    }
+
+    /// Leaves what opens the volume.
+    ///
+    /// # Errors
+    /// As [`Succession::keep`]; the system has no memory for it.
+    pub(crate) fn keep_key(&self, key: &SecretBytes) -> Result<()> {
+        let file = secret::handover::give(key).map_err(lost)?;
+        self.keep("key", &[file.as_fd()])
+    }
+
+    /// Leaves descriptors under a name, instead of those that are there.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        self.link.replace(name, descriptors).map_err(lost)
+    }
+
+    /// Leaves further descriptors under a name.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn keep_more(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        self.link.add(name, descriptors).map_err(lost)
+    }
+
+    /// Lets the keeper close what it has under a name.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn close(&self, name: &str) -> Result<()> {
+        self.link.close(name).map_err(lost)
+    }
+
+    /// Announces that this process serves.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn serving(&self) -> Result<()> {
+        self.link.serving().map_err(lost)
+    }
+}
+
+impl Succession {
+    /// Creates the tables for the file system on a device, or takes those of the predecessor.
+    ///
+    /// # Errors
+    /// There is no file system; no memory; a table of the predecessor is missing or damaged.
+    pub(crate) fn of_file_system(&self, device: &dyn BlockDevice) -> Result<fs::Survival> {
+        let none = || Error::NotFound(String::from("the device holds no EVFS file system"));
+        let uuid = Superblock::on(device).ok_or_else(none)?.uuid;
+        let made = if self.is_successor() {
+            self.adopted(uuid)?
+        } else {
+            Tables::new(uuid)?
+        };
+        let tables = self.tables.get_or_init(|| made);
+        Ok(fs::Survival {
+            log: Arc::clone(&tables.log),
+            requests: Some(Arc::clone(&tables.requests)),
+            adopt: self.is_successor(),
+        })
+    }
+
+    fn adopted(&self, uuid: [u8; 16]) -> Result<Tables> {
+        let memory = |name| Memory::adopt(self.take_one(name)?).map_err(damaged);
+        let log = Log::adopt(memory("log")?, uuid).map_err(damaged)?;
+        let requests = Requests::adopt(memory("requests")?).map_err(damaged)?;
+        let open_files = OpenFiles::adopt(self.take_one("open-files")?).map_err(damaged)?;
+        Ok(Tables {
+            log: Arc::new(log),
+            requests: Arc::new(requests),
+            open_files: Arc::new(open_files),
+        })
+    }
+
+    /// Returns what a mount of the file system leaves to a successor.
+    ///
+    /// # Errors
+    /// The file system was opened without the tables.
+    pub(crate) fn of_mount(self: &Arc<Self>) -> Result<Arc<export_fuse::Survival>> {
+        let tables = self.tables.get().ok_or_else(|| {
+            Error::Usage(String::from(
+                "--survive works only with EVFS's own file system; omit --survive",
+            ))
+        })?;
+        let this = Arc::clone(self);
+        Ok(Arc::new(export_fuse::Survival {
+            open_files: Arc::clone(&tables.open_files),
+            requests: Arc::clone(&tables.requests),
+            generation: self.generation,
+            hold: Box::new(move |mount| this.hold(mount).map_err(std::io::Error::other)),
+        }))
+    }
+
+    /// Leaves everything that a successor needs, before the first request is served.
+    fn hold(&self, mount: &HeldMount<'_>) -> Result<()> {
+        let Some(tables) = self.tables.get() else {
+            return Ok(());
+        };
+        if !self.is_successor() {
+            self.keep("log", &[tables.log.file()])?;
+            self.keep("requests", &[tables.requests.file()])?;
+            self.keep("open-files", &[tables.open_files.file()])?;
+        }
+        let record = record(mount).map_err(lost)?;
+        self.keep("mount", &[mount.session.device, record.as_fd()])?;
+        self.keep_more(&clones(self.generation), &mount.session.clones)?;
+        Ok(())
+    }
+
+    /// Takes over the dirty pages of the predecessor, and leaves those of this process: from now on a
+    /// successor finds all of them in its memory.
+    ///
+    /// # Errors
+    /// The table of the predecessor is damaged; a page cannot be taken over.
+    pub(crate) fn adopt_pages(&self, cache: &Cache, files: &Files) -> Result<()> {
+        if self.is_successor() {
+            let mut kept = self.take("cache");
+            let (Some(pages), Some(memory)) = (kept.pop(), kept.pop()) else {
+                return Err(damaged("its cache is missing"));
+            };
+            let pages = Memory::adopt(pages).map_err(damaged)?;
+            let pages = Pages::adopt(pages).map_err(damaged)?;
+            let before = Predecessor::new(memory, &pages).map_err(damaged)?;
+            let adopted = files.adopt(&before).map_err(damaged)?;
+            tracing::debug!("{} dirty pages of the previous server", adopted.pages);
+        }
+        let (Some(memory), Some(pages)) = (cache.memory_fd(), cache.surviving()) else {
+            return Err(Error::Usage(String::from(
+                "--survive needs a cache in shared memory, which this system does not give; omit \
+                 --survive",
+            )));
+        };
+        self.keep("cache", &[memory, pages.file()])
+    }
+
+    /// Returns the mount of the predecessor, whose file system was opened as `fs`.
+    ///
+    /// # Errors
+    /// It left none, or what it left is damaged: the mount cannot be continued.
+    pub(crate) fn mount(&self, fs: &Arc<Fs>) -> Result<export_fuse::Predecessor> {
+        let tables = self.tables.get();
+        let (Adoption::Adopted { requests }, Some(tables)) = (fs.adoption(), tables) else {
+            return Err(Error::Failed(String::from(
+                "the mount cannot be continued: the changes of the previous server are not complete",
+            )));
+        };
+        let mut done = tables.requests.done();
+        done.extend(requests);
+        tables.requests.inherit(&done);
+        let mut kept = self.take("mount");
+        let (Some(record), Some(device)) = (kept.pop(), kept.pop()) else {
+            return Err(Error::Failed(String::from(
+                "the previous server left no mount",
+            )));
+        };
+        read_record(record, device, fs, done).map_err(damaged)
+    }
+
+    /// Announces that the mount is served, so that what only the predecessor used is closed.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn mounted(&self) -> Result<()> {
+        if let Some(before) = self.generation.checked_sub(1) {
+            self.close(&clones(before))?;
+        }
+        self.serving()
+    }
+}
+
+impl Tables {
+    fn new(uuid: [u8; 16]) -> Result<Tables> {
+        let failed = |e: &dyn fmt::Display| {
+            Error::Failed(format!("cannot create the memory for a successor: {e}"))
+        };
+        Ok(Tables {
+            log: Arc::new(Log::create(LOG_WORDS, uuid).map_err(|e| failed(&e))?),
+            requests: Arc::new(Requests::create().map_err(|e| failed(&e))?),
+            open_files: Arc::new(OpenFiles::create().map_err(|e| failed(&e))?),
+        })
+    }
+}
+
+/// Returns the name of the descriptors by which the threads of a server receive.
+fn clones(generation: u32) -> String {
+    format!("clones-{generation}")
+}
+
+/// Writes what a successor has to know of a mount: a byte, the length of the path and the path, and
+/// the kernel's first message.
+fn record(mount: &HeldMount<'_>) -> std::io::Result<OwnedFd> {
+    let path = mount.session.mountpoint.as_os_str().as_bytes();
+    let mut bytes = vec![u8::from(mount.on_block_device)];
+    bytes.extend((path.len() as u32).to_le_bytes());
+    bytes.extend(path);
+    bytes.extend(mount.session.offer);
+    let file = rustix::fs::memfd_create("evfs-mount", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::io::pwrite(&file, &bytes, 0)?;
+    Ok(file)
+}
+
+fn read_record(
+    record: OwnedFd,
+    device: OwnedFd,
+    fs: &Arc<Fs>,
+    done: std::collections::HashSet<u64>,
+) -> std::io::Result<export_fuse::Predecessor> {
+    let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let mut bytes = vec![0; RECORD_MAX];
+    let len = rustix::io::pread(&record, &mut bytes[..], 0)?;
+    let (on_block_device, rest) = bytes[..len].split_first().ok_or_else(wrong)?;
+    let (path_len, rest) = rest.split_first_chunk::<4>().ok_or_else(wrong)?;
+    let path_len = u32::from_le_bytes(*path_len) as usize;
+    let (path, offer) = rest.split_at_checked(path_len).ok_or_else(wrong)?;
+    Ok(export_fuse::Predecessor {
+        device,
+        offer: offer.to_vec(),
+        mountpoint: PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())),
+        on_block_device: *on_block_device != 0,
+        fs: Arc::clone(fs),
+        done,
+    })
+}
+
+fn damaged(error: impl fmt::Display) -> Error {
+    Error::Failed(format!(
+        "the mount cannot be continued: what the previous server left is damaged: {error}"
+    ))
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::Failed(format!(
+        "cannot leave a descriptor to the process that would start this server again: {error}"
+    ))
+}

@@ -1,0 +1,172 @@
+//! Files that the kernel has open, by handle: what the successor opens again.
+//!
+//! ```text
+//!   slot n:   inode, 0 for none │ checksum, kind and flags
+//! ```
+//!
+//! The flags are stored before the inode, which makes the entry count, and the inode is cleared first.
+
+use crate::Damaged;
+use crate::memory::Memory;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Words of a slot.
+const SLOT_WORDS: usize = 2;
+
+/// Open files that a table can hold.
+pub const OPEN_FILES_MAX: usize = 1 << 20;
+
+/// What the table states about an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Number of the handle, below [`OPEN_FILES_MAX`].
+    pub handle: u64,
+    /// Inode of the file, not 0.
+    pub inode: u64,
+    /// Flags of the owner of the table.
+    pub flags: u32,
+}
+
+impl OpenFile {
+    /// Returns the second word of the slot.
+    fn check(&self) -> u64 {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&self.handle.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.inode.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.flags.to_le_bytes());
+        u64::from(crc32c::crc32c(&bytes)) << 32 | u64::from(self.flags)
+    }
+}
+
+/// Table of open files.
+pub struct OpenFiles(Memory);
+
+impl OpenFiles {
+    /// Creates an empty table.
+    ///
+    /// # Errors
+    /// As [`Memory::create`].
+    pub fn create() -> io::Result<OpenFiles> {
+        Memory::create("evfs-open-files", OPEN_FILES_MAX * SLOT_WORDS).map(OpenFiles)
+    }
+
+    /// Takes over the table of a predecessor.
+    ///
+    /// # Errors
+    /// As [`Memory::adopt`]; it has another size.
+    pub fn adopt(file: OwnedFd) -> io::Result<OpenFiles> {
+        let memory = Memory::adopt(file)?;
+        if memory.words().len() == OPEN_FILES_MAX * SLOT_WORDS {
+            Ok(OpenFiles(memory))
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+
+    /// Lists a file. Returns false if the number of its handle is too large for the table.
+    pub fn set(&self, file: OpenFile) -> bool {
+        let at = (file.handle as usize).saturating_mul(SLOT_WORDS);
+        let Some([inode, rest]) = self.0.words().get(at..at.saturating_add(SLOT_WORDS)) else {
+            return false;
+        };
+        rest.store(file.check(), Relaxed);
+        inode.store(file.inode, Release);
+        true
+    }
+
+    /// Removes the file with this handle.
+    pub fn clear(&self, handle: u64) {
+        let at = (handle as usize).saturating_mul(SLOT_WORDS);
+        if let Some(inode) = self.0.words().get(at) {
+            inode.store(0, Release);
+        }
+    }
+
+    /// Reads all files, in the order of their handles.
+    ///
+    /// # Errors
+    /// An entry differs from its checksum.
+    pub fn entries(&self) -> Result<Vec<OpenFile>, Damaged> {
+        let slots = self.0.words().chunks_exact(SLOT_WORDS).enumerate();
+        let listed = slots.filter_map(|(handle, slot)| {
+            let (inode, rest) = (slot[0].load(Acquire), slot[1].load(Relaxed));
+            let file = OpenFile {
+                handle: handle as u64,
+                inode,
+                flags: rest as u32,
+            };
+            let whole = file.check() == rest;
+            (inode != 0).then(|| {
+                whole
+                    .then_some(file)
+                    .ok_or(Damaged("the table of open files"))
+            })
+        });
+        listed.collect()
+    }
+
+    /// Returns the memfd, for a successor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.file()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(handle: u64, inode: u64, flags: u32) -> OpenFile {
+        OpenFile {
+            handle,
+            inode,
+            flags,
+        }
+    }
+
+    fn successor(of: &OpenFiles) -> OpenFiles {
+        OpenFiles::adopt(of.file().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_successor_reads_what_is_open() {
+        let table = OpenFiles::create().unwrap();
+        let files = [
+            file(0, 9, 3),
+            file(5, 9, 0),
+            file(OPEN_FILES_MAX as u64 - 1, 7, u32::MAX),
+        ];
+        assert!(files.iter().all(|file| table.set(*file)));
+        assert!(table.set(file(6, 1, 1)));
+        table.clear(6);
+        assert_eq!(successor(&table).entries().unwrap(), files);
+        assert!(!table.set(file(OPEN_FILES_MAX as u64, 1, 0)));
+        assert!(!table.set(file(u64::MAX, 1, 0)));
+        table.clear(u64::MAX);
+        assert!(
+            OpenFiles::adopt(
+                Memory::create("x", 64)
+                    .unwrap()
+                    .file()
+                    .try_clone_to_owned()
+                    .unwrap()
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn a_flipped_bit_of_an_entry_is_noticed() {
+        let table = OpenFiles::create().unwrap();
+        table.set(file(3, 9, 2));
+        for bit in 0..128 {
+            let word = &table.0.words()[6 + bit / 64];
+            let was = word.fetch_xor(1 << (bit % 64), Relaxed);
+            let read = successor(&table).entries();
+            assert!(read.is_err(), "bit {bit}: {read:?}");
+            word.store(was, Relaxed);
+        }
+        assert_eq!(table.entries().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,416 @@
+//! The server of a mount with `--survive` is killed again and again while programs use the mount: they
+//! see no error, and every byte that the mount acknowledged is there, synced or not.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `EVFS_TEST_KILLS=200` | number of kills (default: 20), over clear, encrypted and `--exclusive` |
+//! | `EVFS_SEED=N` | repeats the same changes, as far as timing permits |
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tests::mounts::{Disk, Mounted, On};
+use tests::{Random, Sandbox, needs_root, wait_until};
+
+/// Most bytes of a file.
+const LEN_MAX: u64 = 300_000;
+/// Most files of a program at a time.
+const FILES_MAX: usize = 40;
+
+/// A program that uses a directory of its own, and knows what must be there.
+struct Program {
+    dir: PathBuf,
+    random: Random,
+    files: BTreeMap<String, Vec<u8>>,
+    /// Files that stay open, with their content; a name may have been removed.
+    open: Vec<(File, Option<String>, Vec<u8>)>,
+    next: u64,
+    changes: u64,
+    /// Longest time that one step took.
+    longest: Duration,
+}
+
+impl Program {
+    fn new(dir: PathBuf, seed: u64) -> Program {
+        fs::create_dir(&dir).unwrap();
+        Program {
+            dir,
+            random: Random::new(seed),
+            files: BTreeMap::new(),
+            open: Vec::new(),
+            next: 0,
+            changes: 0,
+            longest: Duration::ZERO,
+        }
+    }
+
+    fn run_until(&mut self, is_over: &AtomicBool) {
+        while !is_over.load(Relaxed) {
+            let began = Instant::now();
+            self.step();
+            self.longest = self.longest.max(began.elapsed());
+            self.changes += 1;
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn new_name(&mut self) -> String {
+        self.next += 1;
+        format!("file{}", self.next)
+    }
+
+    fn any(&mut self) -> Option<String> {
+        let at = self.random.below(self.files.len().max(1) as u64) as usize;
+        self.files.keys().nth(at).cloned()
+    }
+
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let len = self.random.below(most) as usize + 1;
+        self.random.bytes(len)
+    }
+
+    /// Name of a file that is not open.
+    fn closed(&mut self) -> Option<String> {
+        let name = self.any()?;
+        let is_open = self
+            .open
+            .iter()
+            .any(|(_, own, _)| own.as_deref() == Some(&name));
+        (!is_open).then_some(name)
+    }
+
+    fn step(&mut self) {
+        match self.random.below(16) {
+            0..=3 if self.files.len() < FILES_MAX => self.create(),
+            4 | 5 => self.overwrite(),
+            6 | 7 => self.append(),
+            8 => self.cut(),
+            9 => self.rename(),
+            10 => self.remove(),
+            11 => self.directories(),
+            12 => self.open_one(),
+            13 | 14 => self.use_open(),
+            _ => self.read_one(),
+        }
+    }
+
+    fn create(&mut self) {
+        let (name, bytes) = (self.new_name(), self.bytes(40_000));
+        let mut file = File::create_new(self.path(&name)).unwrap();
+        for piece in bytes.chunks(10_007) {
+            file.write_all(piece).unwrap();
+        }
+        self.files.insert(name, bytes);
+    }
+
+    fn overwrite(&mut self) {
+        let Some(name) = self.closed() else { return };
+        let (at, bytes) = (self.random.below(LEN_MAX), self.bytes(9_000));
+        let file = OpenOptions::new()
+            .write(true)
+            .open(self.path(&name))
+            .unwrap();
+        file.write_all_at(&bytes, at).unwrap();
+        put(self.files.get_mut(&name).unwrap(), at, &bytes);
+    }
+
+    fn append(&mut self) {
+        let Some(name) = self.closed() else { return };
+        let bytes = self.bytes(6_000);
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(self.path(&name))
+            .unwrap();
+        file.write_all(&bytes).unwrap();
+        self.files.get_mut(&name).unwrap().extend(bytes);
+    }
+
+    fn cut(&mut self) {
+        let Some(name) = self.closed() else { return };
+        let len = self.random.below(LEN_MAX);
+        let file = OpenOptions::new()
+            .write(true)
+            .open(self.path(&name))
+            .unwrap();
+        file.set_len(len).unwrap();
+        self.files.get_mut(&name).unwrap().resize(len as usize, 0);
+    }
+
+    fn rename(&mut self) {
+        let (Some(from), Some(over)) = (self.closed(), self.closed()) else {
+            return;
+        };
+        let to = if self.random.below(2) == 0 {
+            self.new_name()
+        } else {
+            over
+        };
+        fs::rename(self.path(&from), self.path(&to)).unwrap();
+        let bytes = self.files.remove(&from).unwrap();
+        self.files.insert(to, bytes);
+    }
+
+    fn remove(&mut self) {
+        let Some(name) = self.any() else { return };
+        fs::remove_file(self.path(&name)).unwrap();
+        self.files.remove(&name);
+        for (_, own, _) in &mut self.open {
+            if own.as_ref() == Some(&name) {
+                *own = None;
+            }
+        }
+    }
+
+    fn directories(&mut self) {
+        let (one, two) = (self.path("dir"), self.path("other"));
+        fs::create_dir(&one).unwrap();
+        fs::rename(&one, &two).unwrap();
+        std::os::unix::fs::symlink("target", two.join("link")).unwrap();
+        assert_eq!(
+            fs::read_link(two.join("link")).unwrap(),
+            Path::new("target")
+        );
+        fs::hard_link(two.join("link"), two.join("again")).unwrap();
+        fs::remove_file(two.join("link")).unwrap();
+        fs::remove_file(two.join("again")).unwrap();
+        fs::remove_dir(&two).unwrap();
+    }
+
+    fn open_one(&mut self) {
+        if self.open.len() > 5 {
+            let at = self.random.below(self.open.len() as u64) as usize;
+            let (file, name, bytes) = self.open.remove(at);
+            assert_eq!(file.metadata().unwrap().nlink(), u64::from(name.is_some()));
+            if let Some(name) = name {
+                self.files.insert(name, bytes);
+            }
+            return;
+        }
+        let Some(name) = self.closed() else { return };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(&name));
+        let bytes = self.files[&name].clone();
+        self.open.push((file.unwrap(), Some(name), bytes));
+    }
+
+    fn use_open(&mut self) {
+        let (at, bytes) = (self.random.below(LEN_MAX), self.bytes(9_000));
+        let which = self.random.below(self.open.len().max(1) as u64) as usize;
+        let Some((file, name, content)) = self.open.get_mut(which) else {
+            return;
+        };
+        if at.is_multiple_of(2) {
+            let mut found = Vec::new();
+            file.seek(SeekFrom::Start(0)).unwrap();
+            file.read_to_end(&mut found).unwrap();
+            same(&found, content, name.as_deref().unwrap_or("a removed file"));
+        } else {
+            file.write_all_at(&bytes, at).unwrap();
+            put(content, at, &bytes);
+            if let Some(name) = name {
+                self.files.insert(name.clone(), content.clone());
+            }
+        }
+    }
+
+    fn read_one(&mut self) {
+        if let Some(name) = self.any() {
+            let found = fs::read(self.path(&name)).unwrap();
+            same(&found, &self.files[&name], &name);
+        }
+    }
+
+    /// Compares everything, at `dir` of another mount.
+    fn verify(&self, dir: &Path) {
+        let listed = fs::read_dir(dir).unwrap();
+        let listed: Vec<_> = listed
+            .map(|entry| entry.unwrap().file_name().into_string())
+            .collect();
+        let mut listed: Vec<_> = listed.into_iter().map(Result::unwrap).collect();
+        listed.sort();
+        let expected: Vec<_> = self.files.keys().cloned().collect();
+        assert_eq!(listed, expected);
+        for (name, bytes) in &self.files {
+            same(&fs::read(dir.join(name)).unwrap(), bytes, name);
+        }
+    }
+}
+
+/// Writes bytes into the content of a file.
+fn put(content: &mut Vec<u8>, at: u64, bytes: &[u8]) {
+    let (at, end) = (at as usize, at as usize + bytes.len());
+    content.resize(content.len().max(end), 0);
+    content[at..end].copy_from_slice(bytes);
+}
+
+#[track_caller]
+fn same(found: &[u8], expected: &[u8], name: &str) {
+    assert_eq!(found.len(), expected.len(), "length of {name}");
+    let differs = found.iter().zip(expected).position(|(a, b)| a != b);
+    assert!(differs.is_none(), "{name} differs at byte {differs:?}");
+}
+
+/// Returns the process that serves the mount of a keeper.
+fn server_of(mounted: &Mounted) -> Option<i32> {
+    let keeper = mounted.pid();
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+    // A thread of an earlier one may be left.
+    children.split_whitespace().last()?.parse().ok()
+}
+
+/// Kills the server some time after it was started.
+fn kill_the_server(mounted: &Mounted, after: Duration) {
+    let begun = Instant::now();
+    while server_of(mounted).is_none() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "no server: {}",
+            mounted.said()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(after);
+    let server = server_of(mounted).expect("only this test kills it");
+    // SAFETY: a signal to a process that the test has started.
+    unsafe { libc::kill(server, libc::SIGKILL) };
+    wait_until("the server has died", || server_of(mounted) != Some(server));
+}
+
+fn survives(on: On, options: &'static [&'static str]) {
+    needs_root("kills of the server of a mount");
+    let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number"));
+    let kills = u64::div_ceil(kills, 3);
+    let s = Sandbox::new();
+    let mut random = Random::from_environment();
+    let disk = Disk::new(&s, on, "512M").with(options);
+    let mounted = disk.mount(&["--survive"]);
+    let is_over = AtomicBool::new(false);
+    let mut programs: Vec<_> = (0..3)
+        .map(|n| Program::new(mounted.path(&format!("program{n}")), random.below(1 << 32)))
+        .collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = programs
+            .iter_mut()
+            .map(|program| scope.spawn(|| program.run_until(&is_over)))
+            .collect();
+        for _ in 0..kills {
+            kill_the_server(&mounted, Duration::from_millis(random.below(800)));
+            assert!(
+                !threads.iter().any(|thread| thread.is_finished()),
+                "{}",
+                mounted.said()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        is_over.store(true, Relaxed);
+    });
+    let longest = programs
+        .iter()
+        .map(|program| program.longest)
+        .max()
+        .unwrap();
+    let changes: u64 = programs.iter().map(|program| program.changes).sum();
+    eprintln!("{kills} kills, {changes} steps, the longest {longest:?}");
+    programs
+        .iter()
+        .for_each(|program| program.verify(&program.dir));
+    for program in &mut programs {
+        program.open.clear();
+    }
+    mounted.unmount(&s);
+    disk.check();
+    let mounted = disk.mount(&[]);
+    programs
+        .iter()
+        .for_each(|program| program.verify(&program.dir));
+    mounted.unmount(&s);
+}
+
+#[test]
+fn programs_on_a_clear_file_do_not_notice_that_the_server_is_killed() {
+    survives(On::Clear, &[]);
+}
+
+#[test]
+fn programs_on_an_encrypted_volume_do_not_notice_that_the_server_is_killed() {
+    survives(On::Encrypted, &[]);
+}
+
+#[test]
+fn programs_do_not_notice_a_kill_while_the_kernel_holds_back_their_writes() {
+    survives(On::Clear, &["--exclusive"]);
+}
+
+#[test]
+fn without_its_keeper_a_server_stops_in_order() {
+    needs_root("a kill of the keeper of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    let server = server_of(&mounted).unwrap();
+    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+    // SAFETY: a signal to a process that the test has started.
+    unsafe { libc::kill(mounted.pid() as i32, libc::SIGKILL) };
+    wait_until("the server has ended", || {
+        !Path::new(&format!("/proc/{server}")).exists()
+    });
+    assert!(
+        !tests::mounts::is_mounted(mounted.dir()),
+        "{}",
+        mounted.said()
+    );
+    drop(mounted);
+    disk.check();
+    let mounted = disk.mount(&[]);
+    same(
+        &fs::read(mounted.path("file")).unwrap(),
+        &[7; 100_000],
+        "file",
+    );
+    mounted.unmount(&s);
+}
+
+/// A signal to the keeper ends both, as one to the server of any mount.
+#[test]
+fn a_signal_to_the_keeper_ends_the_mount_in_order() {
+    needs_root("a signal to the keeper of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Encrypted, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+    kill_the_server(&mounted, Duration::ZERO);
+    // SAFETY: a signal to a process that the test has started.
+    unsafe { libc::kill(mounted.pid() as i32, libc::SIGTERM) };
+    assert_eq!(mounted.ended().code(), Some(128 + libc::SIGTERM));
+    disk.check();
+    let mounted = disk.mount(&[]);
+    same(
+        &fs::read(mounted.path("file")).unwrap(),
+        &[7; 100_000],
+        "file",
+    );
+    mounted.unmount(&s);
+}
+
+#[test]
+fn what_cannot_be_continued_is_refused() {
+    needs_root("mounts");
+    let s = Sandbox::new();
+    tests::peer(
+        "mkfs.vfat",
+        &["-C", s.path("fat.img").to_str().unwrap(), "20000"],
+    );
+    fs::create_dir(s.path("mnt")).unwrap();
+    let refused = s.run(&["mount", "fat.img", "mnt", "--survive", "--background"]);
+    let said = refused.code(2).stderr;
+    assert!(said.contains("--survive"), "{said}");
+}
