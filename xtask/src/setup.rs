@@ -37,6 +37,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("gocryptfs", "gocryptfs"),
     ("groff", "groff-base"),
     ("ip", "iproute2"),
+    ("jq", "jq"),
     ("lintian", "lintian"),
     ("losetup", "mount"),
     ("man", "man-db"),
