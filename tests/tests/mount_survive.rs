@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -303,22 +304,25 @@ fn survives(on: On, options: &'static [&'static str]) {
     let mut programs: Vec<_> = (0..3)
         .map(|n| Program::new(mounted.path(&format!("program{n}")), random.below(1 << 32)))
         .collect();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = programs
-            .iter_mut()
-            .map(|program| scope.spawn(|| program.run_until(&is_over)))
-            .collect();
-        for _ in 0..kills {
-            kill_the_server(&mounted, Duration::from_millis(random.below(800)));
-            assert!(
-                !threads.iter().any(|thread| thread.is_finished()),
-                "{}",
-                mounted.said()
-            );
-        }
-        std::thread::sleep(Duration::from_millis(500));
-        is_over.store(true, Relaxed);
-    });
+    let work = || {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = programs
+                .iter_mut()
+                .map(|program| scope.spawn(|| program.run_until(&is_over)))
+                .collect();
+            for _ in 0..kills {
+                kill_the_server(&mounted, Duration::from_millis(random.below(800)));
+                // One that has failed says why, once the others have ended.
+                if threads.iter().any(|thread| thread.is_finished()) {
+                    break;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(500));
+            is_over.store(true, Relaxed);
+        });
+    };
+    let worked = std::panic::catch_unwind(AssertUnwindSafe(work));
+    assert!(worked.is_ok(), "{}", mounted.said());
     let pauses = programs.iter().flat_map(|program| program.pauses.clone());
     let mut pauses: Vec<_> = pauses.collect();
     pauses.sort();

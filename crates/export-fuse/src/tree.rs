@@ -131,9 +131,9 @@ impl Tree {
     ) -> Result<Tree, fuse_mount::Error> {
         let failed = |e| fuse_mount::Error::io("cannot continue the mount", e);
         let open = |ino| self.files.open(ino);
-        let handles = Handles::surviving(&survival.open_files, open);
+        let handles = Handles::surviving(&survival.open_files, survival.generation, open);
         self.handles = handles.map_err(std::io::Error::other).map_err(failed)?;
-        self.snapshot_handles = Handles::beginning_at(u64::from(survival.generation) << 32);
+        self.snapshot_handles = Handles::of_generation(survival.generation);
         if survival.generation > 0 {
             let kept = self.keep_removed_directories();
             let kept = kept.and_then(|()| fs.map_or(Ok(()), Fs::end_adoption));

@@ -1,8 +1,8 @@
 //! A sealed memfd, mapped as words that threads and successors share.
 //!
 //! Words are atomic, so no reader depends on what a writer does, and a process that is killed between
-//! two stores leaves exactly those before. The memory is excluded from core dumps. No name leads to
-//! it, and it cannot change its size.
+//! two stores leaves exactly those before. The memory is excluded from core dumps and, where the limits
+//! of the user permit it, from swap. No name leads to it, and it cannot change its size.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -65,8 +65,12 @@ impl Memory {
             let at = std::ptr::null_mut();
             rustix::mm::mmap(at, bytes, access, MapFlags::SHARED, &file, 0)?
         };
-        // SAFETY: the range was mapped just now. The advice may be refused.
-        unsafe { libc::madvise(base, bytes, libc::MADV_DONTDUMP) };
+        // SAFETY: the range was mapped just now. Both may be refused: dumps are excluded for the whole
+        // process as well, and an ordinary user may lock little memory.
+        unsafe {
+            libc::madvise(base, bytes, libc::MADV_DONTDUMP);
+            libc::mlock2(base, bytes, libc::MLOCK_ONFAULT);
+        }
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Memory { base, words, file })
     }

@@ -1,19 +1,21 @@
 //! Files that the kernel has open, by handle: what the successor opens again.
 //!
 //! ```text
-//!   slot n:   inode, 0 for none │ checksum, kind and flags
+//!   slot n:   inode, 0 for none │ handle │ checksum and flags │ spare
 //! ```
 //!
-//! The flags are stored before the inode, which makes the entry count, and the inode is cleared first.
+//! The slot is the handle modulo the number of slots. The inode is stored last, which makes the entry
+//! count, and it is cleared first.
 
 use crate::Damaged;
 use crate::memory::Memory;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Words of a slot.
-const SLOT_WORDS: usize = 2;
+const SLOT_WORDS: usize = 4;
 
 /// Open files that a table can hold.
 pub const OPEN_FILES_MAX: usize = 1 << 20;
@@ -21,7 +23,7 @@ pub const OPEN_FILES_MAX: usize = 1 << 20;
 /// What the table states about an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenFile {
-    /// Number of the handle, below [`OPEN_FILES_MAX`].
+    /// Number of the handle.
     pub handle: u64,
     /// Inode of the file, not 0.
     pub inode: u64,
@@ -65,23 +67,27 @@ impl OpenFiles {
         }
     }
 
-    /// Lists a file. Returns false if the number of its handle is too large for the table.
-    pub fn set(&self, file: OpenFile) -> bool {
-        let at = (file.handle as usize).saturating_mul(SLOT_WORDS);
-        let Some([inode, rest]) = self.0.words().get(at..at.saturating_add(SLOT_WORDS)) else {
-            return false;
-        };
-        rest.store(file.check(), Relaxed);
+    /// Lists a file, instead of one whose handle has the same slot.
+    pub fn set(&self, file: OpenFile) {
+        let [inode, handle, rest, _] = self.slot(file.handle);
+        inode.store(0, Release);
+        handle.store(file.handle, Release);
+        rest.store(file.check(), Release);
         inode.store(file.inode, Release);
-        true
     }
 
     /// Removes the file with this handle.
     pub fn clear(&self, handle: u64) {
-        let at = (handle as usize).saturating_mul(SLOT_WORDS);
-        if let Some(inode) = self.0.words().get(at) {
+        let [inode, listed, ..] = self.slot(handle);
+        if listed.load(Relaxed) == handle {
             inode.store(0, Release);
         }
+    }
+
+    fn slot(&self, handle: u64) -> &[AtomicU64; SLOT_WORDS] {
+        let slot = (handle % OPEN_FILES_MAX as u64) as usize;
+        let (slots, _) = self.0.words().as_chunks();
+        &slots[slot]
     }
 
     /// Reads all files, in the order of their handles.
@@ -91,13 +97,15 @@ impl OpenFiles {
     pub fn entries(&self) -> Result<Vec<OpenFile>, Damaged> {
         let slots = self.0.words().chunks_exact(SLOT_WORDS).enumerate();
         let listed = slots.filter_map(|(handle, slot)| {
-            let (inode, rest) = (slot[0].load(Acquire), slot[1].load(Relaxed));
+            let word = |index: usize| slot[index].load(Acquire);
+            let (inode, rest) = (word(0), word(2));
             let file = OpenFile {
-                handle: handle as u64,
+                handle: word(1),
                 inode,
                 flags: rest as u32,
             };
-            let whole = file.check() == rest;
+            let is_here = file.handle % OPEN_FILES_MAX as u64 == handle as u64;
+            let whole = is_here && file.check() == rest;
             (inode != 0).then(|| {
                 whole
                     .then_some(file)
@@ -132,36 +140,34 @@ mod tests {
     #[test]
     fn a_successor_reads_what_is_open() {
         let table = OpenFiles::create().unwrap();
+        let most = OPEN_FILES_MAX as u64;
         let files = [
-            file(0, 9, 3),
+            file(7 * most, 9, 3),
             file(5, 9, 0),
-            file(OPEN_FILES_MAX as u64 - 1, 7, u32::MAX),
+            file(most - 1, 7, u32::MAX),
         ];
-        assert!(files.iter().all(|file| table.set(*file)));
-        assert!(table.set(file(6, 1, 1)));
+        files.iter().for_each(|file| table.set(*file));
+        table.set(file(6, 1, 1));
         table.clear(6);
+        // The handle of an earlier file in the same slot.
+        table.clear(most + 5);
         assert_eq!(successor(&table).entries().unwrap(), files);
-        assert!(!table.set(file(OPEN_FILES_MAX as u64, 1, 0)));
-        assert!(!table.set(file(u64::MAX, 1, 0)));
-        table.clear(u64::MAX);
-        assert!(
-            OpenFiles::adopt(
-                Memory::create("x", 64)
-                    .unwrap()
-                    .file()
-                    .try_clone_to_owned()
-                    .unwrap()
-            )
-            .is_err()
+        table.set(file(most + 5, 8, 0));
+        table.clear(5);
+        assert_eq!(
+            successor(&table).entries().unwrap()[1],
+            file(most + 5, 8, 0)
         );
+        let other = Memory::create("evfs-test", 64).unwrap();
+        assert!(OpenFiles::adopt(other.file().try_clone_to_owned().unwrap()).is_err());
     }
 
     #[test]
     fn a_flipped_bit_of_an_entry_is_noticed() {
         let table = OpenFiles::create().unwrap();
         table.set(file(3, 9, 2));
-        for bit in 0..128 {
-            let word = &table.0.words()[6 + bit / 64];
+        for bit in 0..192 {
+            let word = &table.0.words()[3 * SLOT_WORDS + bit / 64];
             let was = word.fetch_xor(1 << (bit % 64), Relaxed);
             let read = successor(&table).entries();
             assert!(read.is_err(), "bit {bit}: {read:?}");

@@ -4,9 +4,9 @@ use foldhash::HashMap;
 use fs::{Handle, Ino};
 use fuse_mount::Errno;
 use slab::Slab;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use survival::{OpenFile as Survivor, OpenFiles};
+use survival::{OPEN_FILES_MAX, OpenFile as Survivor, OpenFiles};
 
 /// An open file of the kernel.
 pub(super) struct Open {
@@ -15,6 +15,8 @@ pub(super) struct Open {
     pub how: How,
     /// Shared by all open handles of the file.
     file: Arc<OpenFile>,
+    /// Number of the handle.
+    number: u64,
 }
 
 /// Properties of an open file from its opening.
@@ -72,10 +74,29 @@ pub(super) struct Handles {
     inner: RwLock<Inner>,
     /// Copy of the table for a successor.
     survivor: Option<Arc<OpenFiles>>,
-    /// Number of the first handle; a successor that does not open the files of its predecessor again
-    /// begins with another one.
-    first: u64,
+    /// Numbers of a server that may have a successor; `None`: they are the places in the table.
+    numbers: Option<Numbers>,
 }
+
+/// Numbers that no other file of the mount ever has: the kernel may ask twice to close a file, and the
+/// second time must not close the next one.
+struct Numbers {
+    generation: u32,
+    next: AtomicU64,
+}
+
+impl Numbers {
+    /// Returns the number of a new file at a place in the table.
+    fn of(&self, place: usize) -> u64 {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) & COUNT_MASK;
+        u64::from(self.generation) << GENERATION_SHIFT | next << PLACE_BITS | place as u64
+    }
+}
+
+/// Bits of a number for the place in the table; above them are those of a count and the generation.
+const PLACE_BITS: u32 = OPEN_FILES_MAX.ilog2();
+const GENERATION_SHIFT: u32 = 44;
+const COUNT_MASK: u64 = (1 << (GENERATION_SHIFT - PLACE_BITS)) - 1;
 
 /// Flags of an open file in the table for a successor.
 const WRITES: u32 = 1;
@@ -88,24 +109,35 @@ struct Inner {
     files: HashMap<Ino, Weak<OpenFile>>,
 }
 
+/// Returns the place in the table of a number of [`Numbers`].
+fn place_of(number: u64) -> usize {
+    (number % OPEN_FILES_MAX as u64) as usize
+}
+
 impl Inner {
     /// Counts an open file among those of its inode.
-    fn opened(&mut self, handle: Handle, how: How) -> Open {
+    fn opened(&mut self, handle: Handle, how: How, number: u64) -> Open {
         let known = self.files.get(&handle.ino()).and_then(Weak::upgrade);
         let file = known.unwrap_or_default();
         self.files.insert(handle.ino(), Arc::downgrade(&file));
         if how.writes {
             file.writers.fetch_add(1, Ordering::SeqCst);
         }
-        Open { handle, how, file }
+        Open {
+            handle,
+            how,
+            file,
+            number,
+        }
     }
 }
 
 impl Handles {
-    /// Creates a table without entries whose handles begin at `first`.
-    pub fn beginning_at(first: u64) -> Handles {
+    /// Creates an empty table of a server that may have a successor.
+    pub fn of_generation(generation: u32) -> Handles {
+        let next = AtomicU64::new(0);
         Handles {
-            first,
+            numbers: Some(Numbers { generation, next }),
             ..Handles::default()
         }
     }
@@ -117,6 +149,7 @@ impl Handles {
     /// The copy is damaged.
     pub fn surviving(
         survivor: &Arc<OpenFiles>,
+        generation: u32,
         open: impl Fn(Ino) -> fs::Result<Handle>,
     ) -> Result<Handles, survival::Damaged> {
         let mut inner = Inner::default();
@@ -131,9 +164,9 @@ impl Handles {
             };
             match open(file.inode) {
                 Ok(handle) => {
-                    let open = inner.opened(handle, how);
+                    let open = inner.opened(handle, how, file.handle);
                     open.note_pages();
-                    listed.push((file.handle as usize, Arc::new(open)));
+                    listed.push((place_of(file.handle), Arc::new(open)));
                 }
                 Err(error) => {
                     survivor.clear(file.handle);
@@ -146,7 +179,7 @@ impl Handles {
         Ok(Handles {
             inner: RwLock::new(inner),
             survivor: Some(Arc::clone(survivor)),
-            first: 0,
+            ..Handles::of_generation(generation)
         })
     }
 
@@ -157,8 +190,14 @@ impl Handles {
     pub fn insert(&self, handle: Handle, how: How) -> Result<u64, Errno> {
         let ino = handle.ino();
         let mut inner = self.inner.write().expect("no panic under this lock");
-        let open = inner.opened(handle, how);
-        let number = inner.open.insert(Arc::new(open));
+        let place = inner.open.vacant_key();
+        if self.numbers.is_some() && place >= OPEN_FILES_MAX {
+            return Err(Errno::NFILE);
+        }
+        let numbers = self.numbers.as_ref();
+        let number = numbers.map_or(place as u64, |numbers| numbers.of(place));
+        let open = inner.opened(handle, how, number);
+        inner.open.insert(Arc::new(open));
         drop(inner);
         if let Some(survivor) = &self.survivor {
             let flags = [
@@ -167,17 +206,13 @@ impl Handles {
                 (how.uncached, UNCACHED),
             ];
             let flags = flags.iter().filter(|(is_set, _)| *is_set);
-            let file = Survivor {
-                handle: number as u64,
+            survivor.set(Survivor {
+                handle: number,
                 inode: ino,
                 flags: flags.map(|(_, flag)| flag).sum(),
-            };
-            if !survivor.set(file) {
-                self.remove(number as u64);
-                return Err(Errno::NFILE);
-            }
+            });
         }
-        Ok(self.first + number as u64)
+        Ok(number)
     }
 
     /// Reports whether the kernel may hold back changes of a file: only while it is open for writing,
@@ -190,21 +225,31 @@ impl Handles {
 
     /// Looks up the open file with this number.
     pub fn get(&self, number: u64) -> Option<Arc<Open>> {
-        let number = number.checked_sub(self.first)? as usize;
+        let place = self.place(number);
         let inner = self.inner.read().expect("no panic under this lock");
-        inner.open.get(number).cloned()
+        let open = inner.open.get(place);
+        open.filter(|open| open.number == number).cloned()
+    }
+
+    fn place(&self, number: u64) -> usize {
+        match self.numbers {
+            Some(_) => place_of(number),
+            None => number as usize,
+        }
     }
 
     /// Closes the file with this number.
     pub fn remove(&self, number: u64) {
-        let Some(number) = number.checked_sub(self.first) else {
+        let place = self.place(number);
+        let mut inner = self.inner.write().expect("no panic under this lock");
+        let is_open = |open: &Arc<Open>| open.number == number;
+        if !inner.open.get(place).is_some_and(is_open) {
             return;
-        };
+        }
         if let Some(survivor) = &self.survivor {
             survivor.clear(number);
         }
-        let mut inner = self.inner.write().expect("no panic under this lock");
-        let open = inner.open.try_remove(number as usize);
+        let open = inner.open.try_remove(place);
         if let Some(open) = &open
             && Arc::strong_count(&open.file) == 1
         {

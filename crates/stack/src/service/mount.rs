@@ -119,6 +119,12 @@ impl MountSpec {
                 "cannot mount with {name}: only root can; omit it, or mount as root"
             )));
         }
+        if self.survives && self.atime == Atime::Strict {
+            return Err(Error::Usage(String::from(
+                "cannot mount with --survive and --atime strict, which needs a table of open \
+                 directories; omit one of them",
+            )));
+        }
         check_mount_point(&self.folder)
     }
 
