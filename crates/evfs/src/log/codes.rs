@@ -39,6 +39,7 @@ pub const EVENTS: &[Known] = events! {
     "0101" "0102" "0103" "0104" "0105" "0106" "0107" "0108"
     // file systems
     "0201" "0202" "0203" "0204" "0205" "0206" "0207" "0208" "0209"
+    "0210" "0211"
     // devices shared by processes and machines
     "0301" "0302" "0303" "0304" "0305"
     // LUNs and paths
