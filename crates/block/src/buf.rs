@@ -86,6 +86,14 @@ impl Buf {
         }
     }
 
+    /// Returns its number in its [`crate::BufPool`]; `None` if it is of none.
+    pub fn number(&self) -> Option<u32> {
+        match &self.home {
+            Home::Pool(arena) => Some(arena.number(self.ptr)),
+            Home::Heap(_) | Home::Pinned { .. } => None,
+        }
+    }
+
     /// Returns the number of bytes the buffer can hold.
     pub fn capacity(&self) -> usize {
         self.capacity

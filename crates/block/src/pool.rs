@@ -6,6 +6,8 @@
 
 use crate::arena::Arena;
 use crate::buf::Buf;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -26,6 +28,31 @@ impl BufPool {
         BufPool {
             arena: Arc::new(Arena::new(buf_size, count)),
         }
+    }
+
+    /// As [`BufPool::new`], in memory that another process can read after this one: the beginning of a
+    /// memfd of at least `buf_size * count` bytes, `buf_size` in whole pages, which cannot shrink. Its
+    /// buffers are numbered from `first`.
+    ///
+    /// # Errors
+    /// The system refuses the mapping.
+    pub fn shared(
+        file: BorrowedFd<'_>,
+        buf_size: usize,
+        count: usize,
+        first: u32,
+    ) -> io::Result<BufPool> {
+        let arena = Arena::shared(file, buf_size, count, first)?;
+        Ok(BufPool {
+            arena: Arc::new(arena),
+        })
+    }
+
+    /// Takes the buffer with a number; `None` if it is in use, or not of this pool, or shorter.
+    pub fn take_number(&self, number: u32, len: usize) -> Option<Buf> {
+        let size = self.buf_size();
+        let ptr = (len <= size).then(|| self.arena.take_number(number))??;
+        Some(Buf::of_arena(ptr, len, size, Arc::clone(&self.arena)))
     }
 
     /// Takes a buffer of `len` bytes with the content that its previous user left; `None` while all
@@ -60,6 +87,7 @@ impl BufPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn all_buffers_are_apart_aligned_and_inside_the_region() {
@@ -95,6 +123,26 @@ mod tests {
         drop(pool);
         buf.fill(3);
         assert!(buf.iter().all(|b| *b == 3));
+    }
+
+    #[test]
+    #[cfg(not(miri))] // It has no memfd.
+    fn another_pool_over_the_same_memory_finds_a_buffer_by_its_number() {
+        let file = rustix::fs::memfd_create("evfs-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4 * 8192).unwrap();
+        let shared = || BufPool::shared(file.as_fd(), 8192, 4, 100).unwrap();
+        let (first, second) = (shared(), shared());
+        let mut one = first.take(5000).unwrap();
+        one.fill(7);
+        let number = one.number().unwrap();
+        assert!((100..104).contains(&number) && Buf::zeroed(1).number().is_none());
+        let found = second.take_number(number, 5000).unwrap();
+        assert_eq!(found[..], one[..]);
+        assert!(second.take_number(number, 1).is_none(), "it is in use");
+        assert!(second.take_number(99, 1).is_none() && second.take_number(104, 1).is_none());
+        assert!(second.take_number(101, 8193).is_none());
+        let others: Vec<Buf> = std::iter::from_fn(|| second.take(1)).collect();
+        assert_eq!(others.len(), 3);
     }
 
     #[test]

@@ -46,6 +46,18 @@ struct Shared {
     /// device.
     written: AtomicBool,
     flights: Mutex<Flights>,
+    /// Called before a failure is returned to any caller.
+    note: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Shared {
+    fn fail(&self, error: Error) {
+        if let Some(note) = self.note.get() {
+            note();
+        }
+        // Another queue may have set it first.
+        let _ = self.failed.set(error);
+    }
 }
 
 /// Flushes and writes with FUA of all queues, numbered in the order of their submits.
@@ -95,6 +107,23 @@ impl StickyFlush {
             lower,
             shared: Arc::default(),
         }
+    }
+
+    /// Continues the device of another process, which may have written and not flushed: from now on a
+    /// failure counts. `failed`: one of its flushes failed.
+    pub fn continue_after(&self, failed: bool) {
+        self.shared.written.store(true, Ordering::SeqCst);
+        if failed {
+            let why = "a flush of the previous server failed";
+            let name = &self.lower.info().name;
+            self.shared.fail(Error::new(ErrorKind::Io, name, why));
+        }
+    }
+
+    /// Calls `note` when a flush fails, before its result is returned. Only the first call has an
+    /// effect.
+    pub fn note_failure(&self, note: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.note.set(Box::new(note));
     }
 
     /// Returns a cell that receives the first failure when it occurs.
@@ -194,8 +223,7 @@ impl StickyQueue {
                 Err(error) => {
                     let written = self.shared.written.load(Ordering::SeqCst);
                     if written && tells_of_loss(&completion.op, error) {
-                        // Another queue may have set it first.
-                        let _ = self.shared.failed.set(error.clone());
+                        self.shared.fail(error.clone());
                     }
                     0
                 }
@@ -350,7 +378,7 @@ impl Drop for StickyQueue {
         let mut flights = shared.flights();
         for (number, _) in self.below.drain(..) {
             let why = "a flush was abandoned before the device answered it";
-            let _ = shared.failed.set(Error::new(
+            shared.fail(Error::new(
                 ErrorKind::Cancelled,
                 &self.lower.info().name,
                 why,

@@ -4,11 +4,16 @@
 //! the same content.
 
 use crate::device_pager::{DEVICE_FILE, DevicePager};
+use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
+use crate::predecessor::Predecessor;
 use crate::session::{CacheMode, Session};
 use crate::tree::Vnode;
 use crate::volume::{Cache, Volume};
-use block::{BlockDevice, Completion, DeviceInfo, GrowingInfo, Op, Queue, Request, Result, Wait};
+use block::{
+    BlockDevice, Completion, DeviceInfo, Error, ErrorKind, GrowingInfo, Op, Queue, Request, Result,
+    Wait,
+};
 use layer_cpu::{Layer, within};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,11 +34,34 @@ impl CachedDevice {
     /// # Errors
     /// As [`DevicePager::new`] and [`Cache::volume`].
     pub fn new(cache: &Cache, device: Arc<dyn BlockDevice>) -> Result<CachedDevice> {
+        let pager = DevicePager::new(Arc::clone(&device))?;
+        CachedDevice::over(cache, device, pager)
+    }
+
+    /// As [`CachedDevice::new`]; a successor of this process finds its dirty pages by the UUID of what
+    /// is on the device.
+    ///
+    /// # Errors
+    /// As [`CachedDevice::new`]; the cache's pages are those of another device.
+    pub fn known_by(
+        uuid: [u8; 16],
+        cache: &Cache,
+        device: Arc<dyn BlockDevice>,
+    ) -> Result<CachedDevice> {
+        let pager = DevicePager::new(Arc::clone(&device))?.known_by(uuid);
+        CachedDevice::over(cache, device, pager)
+    }
+
+    fn over(
+        cache: &Cache,
+        device: Arc<dyn BlockDevice>,
+        pager: DevicePager,
+    ) -> Result<CachedDevice> {
         let info = DeviceInfo {
             volatile_write_cache: true,
             ..device.info().clone()
         };
-        let volume = cache.volume(Arc::new(DevicePager::new(Arc::clone(&device))?))?;
+        let volume = cache.volume(Arc::new(pager))?;
         let vnode = volume.vnode(DEVICE_FILE, info.size);
         Ok(CachedDevice {
             info: Arc::new(info.into()),
@@ -42,6 +70,40 @@ impl CachedDevice {
             vnode,
             mode: CacheMode::Cached,
         })
+    }
+
+    /// Takes over the dirty pages that a killed process left behind, before the first request. They are
+    /// dirty in this cache afterwards. Returns their number.
+    ///
+    /// # Errors
+    /// The pages belong to another device; they cannot be written to the cache. The predecessor has the
+    /// only copy then.
+    pub fn adopt(&self, predecessor: &Predecessor) -> Result<u64> {
+        let name = &self.info.name;
+        let tree = self
+            .volume
+            .tree()
+            .filter(|tree| tree.file_system == predecessor.file_system());
+        let Some(tree) = tree else {
+            let text = "the pages of the process before this one belong to another device";
+            return Err(Error::new(ErrorKind::Invalid, name, text));
+        };
+        let mut session = self.volume.session()?;
+        let mut open = self.volume.open(&self.vnode);
+        let mut page_bytes = [0; PAGE_BYTES];
+        let mut count = 0;
+        for page in predecessor.pages(tree) {
+            let offset = page.page * PAGE_BYTES as u64;
+            let len = self.info.size.saturating_sub(offset).min(PAGE_BYTES as u64) as usize;
+            if page.file != DEVICE_FILE || len == 0 {
+                let text = "a page of the process before this one lies outside the device";
+                return Err(Error::new(ErrorKind::Invalid, name, text));
+            }
+            predecessor.read(&page, &mut page_bytes[..len])?;
+            session.write(&mut open, offset, &page_bytes[..len])?;
+            count += 1;
+        }
+        Ok(count)
     }
 
     /// Returns the same device with requests that bypass the cache, coherently with it.

@@ -4,7 +4,7 @@
 //! rest of the page reads as zeros and is not written.
 
 use crate::frames::PAGE_BYTES;
-use crate::pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
+use crate::pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue, Tree};
 use block::{
     BlockDevice, Buf, BufPool, Bufs, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -14,10 +14,15 @@ use std::sync::Arc;
 /// The file number of a raw device.
 pub const DEVICE_FILE: FileId = FileId(0);
 
+/// The number of the only tree of a device.
+const DEVICE_TREE: u64 = 0;
+
 /// A pager over a block device.
 pub struct DevicePager {
     device: Arc<dyn BlockDevice>,
     info: PagerInfo,
+    /// UUID of what is on the device, by which a successor finds its pages.
+    uuid: Option<[u8; 16]>,
 }
 
 impl DevicePager {
@@ -47,7 +52,20 @@ impl DevicePager {
             discard: below.discard,
             flushes_all: false,
         };
-        Ok(DevicePager { device, info })
+        Ok(DevicePager {
+            device,
+            info,
+            uuid: None,
+        })
+    }
+
+    /// Lets a successor of this process find the pages by the UUID of what is on the device.
+    #[must_use]
+    pub fn known_by(self, uuid: [u8; 16]) -> DevicePager {
+        DevicePager {
+            uuid: Some(uuid),
+            ..self
+        }
     }
 
     /// Returns the underlying device.
@@ -59,6 +77,13 @@ impl DevicePager {
 impl Pager for DevicePager {
     fn info(&self) -> &PagerInfo {
         &self.info
+    }
+
+    fn tree(&self) -> Option<Tree> {
+        self.uuid.map(|file_system| Tree {
+            file_system,
+            number: DEVICE_TREE,
+        })
     }
 
     fn queue(&self) -> Result<Box<PagerQueue>> {

@@ -8,7 +8,7 @@ use crate::leaf::FILE_BYTES_MAX;
 use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
-use crate::pager::{FileId, Pager, PagerInfo};
+use crate::pager::{FileId, Pager, PagerInfo, Tree};
 use crate::reclaim::evict_mapped;
 use crate::session::Session;
 use crate::stats::{CacheStats, DirtyData, EvictReason, FileActivity, FileStats};
@@ -227,6 +227,11 @@ impl Volume {
     /// Returns the pager's properties.
     pub fn info(&self) -> &PagerInfo {
         &self.shared.info
+    }
+
+    /// Returns the name by which a successor finds its files.
+    pub(crate) fn tree(&self) -> Option<Tree> {
+        self.shared.pager.tree()
     }
 
     /// Returns the vnode of a file, with the pages it still has in the cache. `size` applies only

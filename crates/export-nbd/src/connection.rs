@@ -3,26 +3,29 @@
 mod input;
 mod output;
 mod progress;
+mod reply;
+mod resume;
 
 use crate::admission::ConnectionSlot;
 use crate::config::{Export, Limits};
 use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
 use crate::hub::Hub;
+use crate::kept::{self, Place};
 use crate::session::{Fence, Session};
-use crate::socket::{Raw, Socket};
-use block::{Buf, Bufs};
+use crate::socket::{Pipe, Raw, Socket};
+use block::Buf;
 use input::{Filled, Input};
-use nbd_proto::{
-    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, simple_reply,
-    structured_data, structured_done, structured_error,
-};
+use nbd_proto::{Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy};
 use output::Output;
 use progress::Progress;
+use reply::FirstReply;
+pub(crate) use resume::{Again, Resumed};
 use rustls::ServerConnection;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use survival::Area;
 
 /// Maximum number of requests in flight; more stay in the socket.
 const REQUESTS_MAX: usize = 128;
@@ -34,11 +37,19 @@ pub(crate) enum Next {
     /// A request, with its payload or with buffers for its result.
     Request {
         export: usize,
-        header: RequestHeader,
+        request: Taken,
         payload: Vec<Buf>,
     },
     /// No request is available now.
     Nothing,
+}
+
+/// A request that a connection has taken from its input.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Taken {
+    pub(crate) header: RequestHeader,
+    /// Its slot, if a successor has to know it.
+    pub(crate) slot: Option<u16>,
 }
 
 /// Events of its socket that a connection waits for.
@@ -61,7 +72,6 @@ enum Phase {
     /// Receiving requests; `incoming` is the payload being received.
     Transmission {
         export: usize,
-        structured: bool,
         incoming: Option<Incoming>,
     },
     /// No more input is read; pending output is sent.
@@ -76,7 +86,9 @@ enum Phase {
 
 /// A write whose payload has not arrived completely.
 struct Incoming {
-    header: RequestHeader,
+    request: Taken,
+    /// Position of the request in the input.
+    at: u64,
     bufs: Vec<Buf>,
     /// Capacity of the buffers in bytes: none before payload arrives, then a share, then all.
     room: usize,
@@ -95,11 +107,26 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 pub(crate) struct Newcomer {
     pub(crate) raw: Raw,
     pub(crate) slot: ConnectionSlot,
-    pub(crate) forced_tls: bool,
+    /// What a successor finds of it, if it is to be continued after a crash.
+    pub(crate) kept: Option<Kept>,
+}
+
+/// Place of a connection in the table for a successor, with a pipe if it has a Unix socket. Leaves
+/// the table when it is dropped.
+pub(crate) struct Kept(pub(crate) Option<(Place, [Area; 2], Option<Pipe>)>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some((place, areas, _)) = self.0.take() {
+            place.leave(areas);
+        }
+    }
 }
 
 pub(crate) struct Connection {
     socket: Socket,
+    /// What a successor finds.
+    place: Option<Place>,
     slot: ConnectionSlot,
     began: Instant,
     progress: Progress,
@@ -111,6 +138,10 @@ pub(crate) struct Connection {
     fence: Option<Fence>,
     input: Input,
     output: Output,
+    /// The client has negotiated structured replies.
+    structured: bool,
+    /// Reply that a predecessor has sent in part, and others, which follow it.
+    first: Option<FirstReply>,
     /// Number of requests that the worker has taken and not completed.
     in_flight: usize,
     /// Reading is paused by the server, not for lack of input: it waits for buffers or for replies
@@ -124,17 +155,22 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(newcomer: Newcomer, hub: Arc<Hub>) -> Connection {
-        let policy = if newcomer.forced_tls {
-            TlsPolicy::Required
-        } else {
-            TlsPolicy::Never
-        };
+        let policy = tls_policy(&hub, &newcomer.raw);
         let mut handshake = Handshake::new(hub.infos(), policy);
         let mut output = Output::default();
-        output.push_bytes(handshake.take_output());
+        let greeting = handshake.take_output();
+        let (mut place, input, pipe) = match newcomer.kept.and_then(|mut kept| kept.0.take()) {
+            None => (None, Input::default(), None),
+            Some((place, areas, pipe)) => (Some(place), Input::kept(areas), pipe),
+        };
+        if let Some(place) = &mut place {
+            place.negotiated(greeting.len());
+        }
+        output.push_bytes(greeting);
         let began = Instant::now();
         Connection {
-            socket: Socket::new(newcomer.raw),
+            socket: Socket::new(newcomer.raw, pipe),
+            place,
             slot: newcomer.slot,
             began,
             progress: Progress::new(began),
@@ -142,8 +178,10 @@ impl Connection {
             hub,
             session: None,
             fence: None,
-            input: Input::default(),
+            input,
             output,
+            structured: false,
+            first: None,
             in_flight: 0,
             held: false,
             broken: false,
@@ -271,7 +309,7 @@ impl Connection {
                     self.held = true;
                     return Next::Nothing;
                 }
-                Step::NeedBytes => match self.input.fill(&mut self.socket) {
+                Step::NeedBytes => match self.fill() {
                     Ok(Filled::Some) => {}
                     Ok(Filled::NotNow) => return Next::Nothing,
                     Ok(Filled::End) => {
@@ -283,6 +321,12 @@ impl Connection {
                 Step::Wait => return Next::Nothing,
             }
         }
+    }
+
+    fn fill(&mut self) -> io::Result<Filled> {
+        let negotiates = matches!(self.phase, Phase::Handshake(_));
+        self.input
+            .fill(&mut self.socket, self.place.as_mut(), negotiates)
     }
 
     fn negotiate(&mut self) -> Step {
@@ -306,6 +350,9 @@ impl Connection {
         let output = handshake.take_output();
         let outcome = handshake.outcome();
         if !output.is_empty() {
+            if let Some(place) = &mut self.place {
+                place.negotiated(output.len());
+            }
             self.output.push_bytes(output);
         }
         match outcome {
@@ -315,6 +362,10 @@ impl Connection {
                 Step::Wait
             }
             Some(ServerStep::Fence { key }) => {
+                // A successor could not tell the same result.
+                if let Some(place) = &self.place {
+                    place.enter(kept::Phase::Unfit);
+                }
                 self.fence = Some(self.hub.sessions.fence(key));
                 Step::Again
             }
@@ -334,11 +385,12 @@ impl Connection {
                     }
                 }
                 self.progress.postpone(Instant::now());
+                self.structured = structured;
                 self.phase = Phase::Transmission {
                     export,
-                    structured,
                     incoming: None,
                 };
+                self.keep_transmission(export);
                 Step::Again
             }
             Some(ServerStep::StartTls) => {
@@ -348,10 +400,30 @@ impl Connection {
         }
     }
 
+    /// Lets a successor continue with requests. It does not repeat the negotiation, so the replies of
+    /// that must have been sent.
+    fn keep_transmission(&mut self, export: usize) {
+        self.send();
+        let Some(place) = &self.place else { return };
+        if !self.output.is_empty() || self.output.is_skipping() {
+            return self.break_off("it does not read the replies of its negotiation");
+        }
+        place.parsed(self.input.at(), false);
+        place.enter(kept::Phase::Transmission {
+            export,
+            structured: self.structured,
+            key: self.session.as_ref().map(|session| session.key()),
+            left: false,
+        });
+    }
+
     /// Starts TLS after the last plaintext reply is sent. Plaintext that the client sent after its
     /// request was unprotected and ends the connection (CVE-2021-3716).
     fn start_tls(&mut self) {
         self.send();
+        if let Some(place) = &self.place {
+            place.enter(kept::Phase::Unfit);
+        }
         let clean = self.input.rest().is_empty() && self.output.is_empty();
         let connection = self.hub.tls().cloned().map(ServerConnection::new);
         match connection {
@@ -366,16 +438,15 @@ impl Connection {
 
     fn take_header(&mut self, take: Take<'_>) -> Step {
         let empty_handed = self.in_flight == 0 && self.output.is_empty();
-        let Phase::Transmission {
-            export, incoming, ..
-        } = &mut self.phase
-        else {
+        let Phase::Transmission { export, .. } = &self.phase else {
             return Step::Wait;
         };
+        let export = *export;
         let Some((bytes, _)) = self.input.rest().split_first_chunk::<REQUEST_BYTES>() else {
             return Step::NeedBytes;
         };
-        let header = match RequestHeader::parse(bytes) {
+        let bytes = *bytes;
+        let header = match RequestHeader::parse(&bytes) {
             Ok(header) => header,
             Err(e) => {
                 self.break_off(&e.to_string());
@@ -383,44 +454,72 @@ impl Connection {
             }
         };
         if matches!(header.command, Command::Disconnect) {
-            self.phase = Phase::Closing;
+            self.close_input();
             return Step::Wait;
         }
-        let export = *export;
         let exported = &self.hub.exports[export];
         let refused = refusal(exported, &header);
+        let mut payload = Vec::new();
+        if matches!(header.command, Command::Read) && refused.is_none() {
+            payload = match take(read_bytes(exported, &header), empty_handed) {
+                Some(bufs) => bufs,
+                None => return Step::Starved,
+            };
+        }
+        let at = self.input.at();
+        let slot = match &mut self.place {
+            None => None,
+            // Slots become free as replies are sent.
+            Some(place) => match place.begin(at, &bytes) {
+                None => return Step::Starved,
+                slot => slot,
+            },
+        };
+        self.input.consume(REQUEST_BYTES);
+        if let Some(place) = &self.place {
+            place.parsed(self.input.at(), false);
+        }
+        let request = Taken { header, slot };
         if matches!(header.command, Command::Write) {
-            *incoming = Some(Incoming {
-                header,
+            self.receive(Incoming {
+                request,
+                at,
                 bufs: Vec::new(),
                 room: 0,
                 got: 0,
                 empty_handed,
                 refused,
             });
-            self.input.consume(REQUEST_BYTES);
             return Step::Again;
         }
         if refused.is_some() {
-            self.input.consume(REQUEST_BYTES);
-            self.reply(&header, refused, Vec::new());
+            self.reply(request, refused, Vec::new());
             return Step::Again;
         }
-        let mut payload = Vec::new();
-        if matches!(header.command, Command::Read) {
-            let end = header.offset.checked_add(u64::from(header.len));
-            let sane = end.is_some_and(|end| end <= exported.device.info().size);
-            payload = match take(if sane { header.len as usize } else { 0 }, empty_handed) {
-                Some(bufs) => bufs,
-                None => return Step::Starved,
-            };
-        }
-        self.input.consume(REQUEST_BYTES);
         Step::Request(Next::Request {
             export,
-            header,
+            request,
             payload,
         })
+    }
+
+    fn receive(&mut self, write: Incoming) {
+        if let Phase::Transmission { incoming, .. } = &mut self.phase {
+            *incoming = Some(write);
+        }
+    }
+
+    /// Ends the input: the client has sent its last request.
+    fn close_input(&mut self) {
+        if let (Some(place), Phase::Transmission { export, .. }) = (&self.place, &self.phase) {
+            place.enter(kept::Phase::Transmission {
+                export: *export,
+                structured: self.structured,
+                key: self.session.as_ref().map(|session| session.key()),
+                left: true,
+            });
+        }
+        self.phase = Phase::Closing;
     }
 
     /// Moves payload into its buffers: first the part that came with the header, then from the
@@ -436,7 +535,7 @@ impl Connection {
             return Step::Again;
         };
         let export = *export;
-        let total = write.header.len as usize;
+        let total = write.request.header.len as usize;
         while write.got < total {
             let here = self.input.rest();
             if write.refused.is_none() && write.got == write.room {
@@ -448,7 +547,12 @@ impl Connection {
                     room => (total - room, Step::Starved),
                 };
                 match take(len, write.empty_handed).filter(|bufs| !bufs.is_empty()) {
-                    Some(bufs) => write.bufs.extend(bufs),
+                    Some(bufs) => {
+                        if let Some(place) = &self.place {
+                            place.own(write.at, write.bufs.len(), &bufs);
+                        }
+                        write.bufs.extend(bufs);
+                    }
                     None => {
                         *incoming = Some(write);
                         return step;
@@ -470,11 +574,21 @@ impl Connection {
                 Ok(len)
             } else {
                 let left = total - write.got;
-                self.input.was_bypassed();
-                match write.place() {
+                self.input.bypass(self.place.as_ref());
+                let read = match write.place() {
                     Some(to) => self.socket.read(to),
                     None => self.socket.read(&mut vec![0; left.min(64 * 1024)]),
+                };
+                if let Ok(n) = read {
+                    self.input.bypassed(n);
+                    if let Some(place) = &mut self.place
+                        && let Err(e) = place.received(n, self.socket.raw())
+                    {
+                        self.break_off(&e.to_string());
+                        return Step::Wait;
+                    }
                 }
+                read
             };
             match step {
                 Ok(0) => {
@@ -502,66 +616,25 @@ impl Connection {
                 }
             }
         }
+        if let Some(place) = &self.place {
+            place.parsed(self.input.at(), self.input.is_bypassed());
+        }
         if let Some(error) = write.refused {
-            self.reply(&write.header, Some(error), Vec::new());
+            self.reply(write.request, Some(error), Vec::new());
             return Step::Again;
         }
         self.progress.complete();
         Step::Request(Next::Request {
             export,
-            header: write.header,
+            request: write.request,
             payload: write.bufs,
         })
-    }
-
-    /// Queues the reply to a request that [`Connection::next`] has returned.
-    pub(crate) fn complete(
-        &mut self,
-        header: &RequestHeader,
-        error: Option<Errno>,
-        data: Vec<(u64, Bufs)>,
-    ) {
-        self.in_flight -= 1;
-        self.reply(header, error, data);
-    }
-
-    fn reply(&mut self, header: &RequestHeader, error: Option<Errno>, data: Vec<(u64, Bufs)>) {
-        let Phase::Transmission { structured, .. } = self.phase else {
-            // The client has disconnected, but this reply is still due.
-            return self.reply_simple(header, error, data);
-        };
-        if !structured {
-            return self.reply_simple(header, error, data);
-        }
-        match (error, header.command) {
-            (Some(error), _) => self
-                .output
-                .push_head(&structured_error(header.cookie, error)),
-            (None, Command::Read) if header.len > 0 => {
-                self.output
-                    .push_head(&structured_data(header.cookie, header.offset, header.len));
-                self.output.push_data(data);
-            }
-            (None, _) => self.output.push_head(&structured_done(header.cookie)),
-        }
-    }
-
-    fn reply_simple(
-        &mut self,
-        header: &RequestHeader,
-        error: Option<Errno>,
-        data: Vec<(u64, Bufs)>,
-    ) {
-        self.output.push_head(&simple_reply(header.cookie, error));
-        if error.is_none() {
-            self.output.push_data(data);
-        }
     }
 
     /// Sends as much as the socket accepts.
     pub(crate) fn send(&mut self) {
         while !self.broken && !self.output.is_empty() {
-            match self.output.send(&mut self.socket) {
+            match self.output.send(&mut self.socket, self.place.as_mut()) {
                 Ok(true) => self.progress.complete(),
                 Ok(false) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -604,7 +677,7 @@ impl Connection {
 
     /// Handles the end of the client's input: pending replies are still sent.
     fn end(&mut self) {
-        self.phase = Phase::Closing;
+        self.close_input();
         self.left = true;
     }
 
@@ -612,6 +685,32 @@ impl Connection {
         tracing::debug!("closing an NBD connection: {why}");
         self.broken = true;
     }
+}
+
+impl Drop for Connection {
+    /// Closes the connection, also if another process has its socket.
+    fn drop(&mut self) {
+        let input = std::mem::take(&mut self.input);
+        if let (Some(place), Some(areas)) = (self.place.take(), input.into_areas()) {
+            let _ = self.socket.raw().shut_down();
+            place.leave(areas);
+        }
+    }
+}
+
+fn tls_policy(hub: &Hub, raw: &Raw) -> TlsPolicy {
+    if matches!(raw, Raw::Tcp(_)) && hub.tls().is_some() {
+        TlsPolicy::Required
+    } else {
+        TlsPolicy::Never
+    }
+}
+
+/// Returns the number of bytes that buffers are needed for: none if the device would refuse a read.
+fn read_bytes(export: &Export, header: &RequestHeader) -> usize {
+    let end = header.offset.checked_add(u64::from(header.len));
+    let sane = end.is_some_and(|end| end <= export.device.info().size);
+    if sane { header.len as usize } else { 0 }
 }
 
 /// Returns the error of a request that is not passed to the device; the payload of a write is

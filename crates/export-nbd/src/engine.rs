@@ -1,9 +1,12 @@
 //! Requests in the device queues of a worker, and their buffers.
 
+use crate::connection::Taken;
+use crate::kept::Kept;
 use crate::session::Session;
 use block::{Backlog, Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
-use nbd_proto::{Command, Errno, RequestHeader};
+use nbd_proto::{Command, Errno};
 use slab::Slab;
+use std::io;
 use std::sync::Arc;
 
 /// Longest payload buffer, in bytes: a 64 KiB or 128 KiB request fits one.
@@ -26,7 +29,7 @@ const _: () = assert!(REQUEST_BYTES_MAX as usize <= POOL_BYTES / 2);
 /// A client request that the device is working on.
 pub(crate) struct Pending {
     pub(crate) connection: u64,
-    pub(crate) header: RequestHeader,
+    pub(crate) request: Taken,
     /// Number of device operations that have not completed.
     left: usize,
     pub(crate) error: Option<Errno>,
@@ -56,19 +59,29 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine over unused queues.
-    pub(crate) fn new(queues: Vec<Box<dyn Queue>>) -> Engine {
+    /// Creates an engine over unused queues, whose buffers a successor finds if they are `kept` for
+    /// the worker of this number.
+    ///
+    /// # Errors
+    /// The buffers cannot be kept.
+    pub(crate) fn new(
+        queues: Vec<Box<dyn Queue>>,
+        kept: Option<(&Kept, usize)>,
+    ) -> io::Result<Engine> {
         // No buffer exceeds the shortest maximum transfer of the devices, so a request is split
         // between buffers and never inside one.
         let limits = queues.iter().map(|queue| buf_bytes(queue.info()));
         let bytes = limits.min().unwrap_or(BUF_BYTES);
-        let pool = BufPool::new(bytes, POOL_BYTES / bytes);
-        let reserve = BufPool::new(bytes, RESERVE_BYTES / bytes);
+        let counts = [POOL_BYTES / bytes, RESERVE_BYTES / bytes];
+        let [pool, reserve] = match kept {
+            None => counts.map(|count| BufPool::new(bytes, count)),
+            Some((kept, worker)) => kept.pools(worker, bytes, counts)?,
+        };
         let mut queues: Vec<Backlog> = queues.into_iter().map(Backlog::new).collect();
         for queue in &mut queues {
             queue.register(&pool);
         }
-        Engine {
+        Ok(Engine {
             pool,
             piece: bytes,
             reserve,
@@ -76,7 +89,18 @@ impl Engine {
             pending: Slab::new(),
             done: Vec::new(),
             followed: false,
-        }
+        })
+    }
+
+    /// Returns the pool and the reserve.
+    pub(crate) fn pools(&self) -> [&BufPool; 2] {
+        [&self.pool, &self.reserve]
+    }
+
+    /// Allocates buffers for `len` bytes that a predecessor had, from the pool and the reserve.
+    pub(crate) fn take_again(&self, len: usize) -> Option<Vec<Buf>> {
+        let from_pool = take_from(&self.pool, self.piece, len);
+        from_pool.or_else(|| take_from(&self.reserve, self.piece, len))
     }
 
     /// Iterates over the queues by export.
@@ -104,10 +128,11 @@ impl Engine {
         &mut self,
         connection: u64,
         export: usize,
-        header: RequestHeader,
+        request: Taken,
         bufs: Vec<Buf>,
         session: Option<Arc<Session>>,
     ) -> Option<Errno> {
+        let header = request.header;
         let info = self.queues[export].queue().info();
         let (offset, len) = (header.offset, u64::from(header.len));
         let block = u64::from(info.logical_block_size);
@@ -160,7 +185,7 @@ impl Engine {
         }
         self.pending.insert(Pending {
             connection,
-            header,
+            request,
             left,
             error: None,
             data: Vec::new(),

@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::config::{Export, Limits};
 use crate::engine::REQUEST_BYTES_MAX;
+use crate::kept::Kept;
 use crate::session::Sessions;
 use crate::wakers::Wakers;
 use block::Waker;
@@ -22,6 +23,8 @@ pub(crate) struct Hub {
     admission: Arc<Admission>,
     pub(crate) limits: Limits,
     pub(crate) sessions: Arc<Sessions>,
+    /// What a successor finds, if connections are to be continued after a crash.
+    pub(crate) kept: Option<Arc<Kept>>,
 }
 
 impl Hub {
@@ -30,6 +33,7 @@ impl Hub {
         tls: Option<Arc<ServerConfig>>,
         door: Arc<Admission>,
         limits: Limits,
+        kept: Option<Arc<Kept>>,
     ) -> Hub {
         let wakers = Arc::new(Wakers::default());
         Hub {
@@ -41,6 +45,7 @@ impl Hub {
             wakers,
             admission: door,
             limits,
+            kept,
         }
     }
 

@@ -1,16 +1,17 @@
 //! Public interface of the server: start, addresses, stop.
 
 use crate::admission::Admission;
-use crate::connection::Newcomer;
+use crate::connection::{Kept, Newcomer};
 use crate::hub::Hub;
+use crate::kept::{self, Keep};
 use crate::peer::{self, Stranger};
-use crate::socket::Raw;
+use crate::socket::{Pipe, Raw};
 use crate::worker::{Inbox, Worker};
 use crate::{Config, Error, Export, Listen, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -97,6 +98,19 @@ impl Server {
     /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], and errors of devices and
     /// system. A failed start releases everything.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Server, Error> {
+        Server::start_kept(config, exports, None)
+    }
+
+    /// As [`Server::start`]; leaves the connections to a successor, and continues those of a
+    /// predecessor with the same configuration over the same devices. Connections with TLS end.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; what the predecessor left is damaged; TCP, and Linux is older than 6.9.
+    pub fn start_kept(
+        config: Config,
+        exports: Vec<Export>,
+        keep: Option<Arc<dyn Keep>>,
+    ) -> Result<Server, Error> {
         for listen in &config.listen {
             let Listen::Tcp(address) = listen else {
                 continue;
@@ -114,7 +128,14 @@ impl Server {
         }
         let tls = config.tls.as_ref().map(tls::config).transpose()?;
         let door = Admission::new(config.limits.clone());
-        let hub = Arc::new(Hub::new(exports, tls, door, config.limits.clone()));
+        let threads = config.threads.max(1);
+        let places = config.limits.connections + 2 * config.limits.strangers.max(1);
+        let kept = keep.as_ref().map(|keep| {
+            let kept = kept::Kept::new(Arc::clone(keep), places, threads);
+            kept.map_err(|e| Error::io("cannot leave connections to a successor", e))
+        });
+        let limits = config.limits.clone();
+        let hub = Arc::new(Hub::new(exports, tls, door, limits, kept.transpose()?));
         let proven = config
             .tls
             .as_ref()
@@ -127,13 +148,25 @@ impl Server {
             threads: Vec::new(),
             sockets: Vec::new(),
         };
+        let mut left = keep
+            .as_ref()
+            .map_or(Vec::new(), |keep| keep.take("nbd-listen"));
+        left.reverse();
         let mut listeners = Vec::new();
         for listen in &config.listen {
-            listeners.push(server.listen(listen, own_user)?);
+            listeners.push(match left.pop() {
+                None => server.listen(listen, own_user)?,
+                Some(socket) => server.listen_on(listen, socket, own_user),
+            });
+        }
+        if let Some(keep) = &keep {
+            let sockets: Vec<_> = listeners.iter().map(Listener::fd).collect();
+            let kept = keep.keep("nbd-listen", &sockets);
+            kept.map_err(|e| Error::io("cannot leave a socket to a successor", e))?;
         }
         let mut wakers = Vec::new();
-        for number in 0..config.threads.max(1) {
-            let (inbox, worker) = Worker::new(Arc::clone(&hub))
+        for number in 0..threads {
+            let (inbox, worker) = Worker::new(number, Arc::clone(&hub))
                 .map_err(|e| Error::io("cannot create a worker", e))?;
             wakers.push(inbox);
             // A queue belongs to the thread that opens it, so the thread reports the result.
@@ -182,6 +215,23 @@ impl Server {
                 self.sockets.push(path.clone());
                 self.addresses.push(Listen::Unix(path.clone()));
                 Ok(Listener::Unix(listener))
+            }
+        }
+    }
+
+    /// Listens on the socket of a predecessor.
+    fn listen_on(&mut self, listen: &Listen, socket: OwnedFd, own_user: bool) -> Listener {
+        match listen {
+            Listen::Tcp(address) => {
+                let listener = TcpListener::from(socket);
+                let real = listener.local_addr().unwrap_or(*address);
+                self.addresses.push(Listen::Tcp(real));
+                Listener::Tcp { listener, own_user }
+            }
+            Listen::Unix(path) => {
+                self.sockets.push(path.clone());
+                self.addresses.push(Listen::Unix(path.clone()));
+                Listener::Unix(UnixListener::from(socket))
             }
         }
     }
@@ -294,6 +344,21 @@ fn tempdir_in(folder: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
+/// Leaves a new connection to a successor, if connections are to be continued.
+fn keep_connection(hub: &Hub, raw: &Raw) -> io::Result<Option<Kept>> {
+    let Some(kept) = &hub.kept else {
+        return Ok(None);
+    };
+    let pipe = match raw {
+        Raw::Unix(_) => Some(Pipe::new()?),
+        Raw::Tcp(_) => None,
+    };
+    let (place, areas) = kept
+        .open(raw, pipe.as_ref())?
+        .ok_or_else(|| io::Error::other("the table for a successor is full"))?;
+    Ok(Some(Kept(Some((place, areas, pipe)))))
+}
+
 /// Accepts connections and distributes them round-robin to the workers.
 fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
     let mut next = 0;
@@ -318,15 +383,30 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                         );
                         continue;
                     };
+                    let kept = match keep_connection(hub, &raw) {
+                        Ok(kept) => kept,
+                        Err(e) => {
+                            tracing::warn!(
+                                name: "EVFS-0505",
+                                "cannot accept an NBD connection: {e}"
+                            );
+                            continue;
+                        }
+                    };
                     let mut newcomer = Some(Newcomer {
-                        forced_tls: matches!(raw, Raw::Tcp(_)) && hub.tls().is_some(),
                         raw,
                         slot: guest,
+                        kept,
                     });
                     // A worker that has lost its devices refuses connections; another one accepts.
                     for _ in 0..workers.len() {
-                        let worker = &workers[next % workers.len()];
+                        let number = next % workers.len();
+                        let worker = &workers[number];
                         next += 1;
+                        let kept = newcomer.as_mut().and_then(|n| n.kept.as_mut());
+                        if let Some((place, _, _)) = kept.and_then(|kept| kept.0.as_mut()) {
+                            place.assign(number);
+                        }
                         newcomer = newcomer.and_then(|newcomer| worker.push(newcomer).err());
                         if newcomer.is_none() {
                             break;

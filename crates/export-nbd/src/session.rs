@@ -36,6 +36,10 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
     /// Reports whether its connections have to be closed.
     pub(crate) fn is_fenced(&self) -> bool {
         self.fenced.load(Ordering::SeqCst)

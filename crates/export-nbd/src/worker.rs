@@ -1,13 +1,14 @@
 //! A worker: one thread with its connections, its device queues, and one epoll.
 
-use crate::connection::{Connection, Newcomer, Next, Status};
+use crate::connection::{Again, Connection, Newcomer, Next, Resumed, Status};
 use crate::engine::{Engine, Pending};
 use crate::hub::Hub;
+use crate::kept::Left;
 use block::Waker;
 use layer_cpu::{Layer, home};
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -66,13 +67,14 @@ impl Inbox {
 }
 
 pub(crate) struct Worker {
+    number: usize,
     hub: Arc<Hub>,
     inbox: Inbox,
     epoll: OwnedFd,
 }
 
 impl Worker {
-    pub(crate) fn new(hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
+    pub(crate) fn new(number: usize, hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
         let inbox = Inbox {
             waker: hub.wakers.add()?,
             waiting: Arc::new(Mutex::new(Some(Vec::new()))),
@@ -80,7 +82,13 @@ impl Worker {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, &*inbox.waker, data, epoll::EventFlags::IN)?;
-        Ok((inbox.clone(), Worker { hub, inbox, epoll }))
+        let worker = Worker {
+            number,
+            hub,
+            inbox: inbox.clone(),
+            epoll,
+        };
+        Ok((inbox, worker))
     }
 
     /// Serves until the hub stops. First reports whether the queues could be opened.
@@ -96,7 +104,15 @@ impl Worker {
                 }
             }
         }
-        let engine = Engine::new(queues);
+        let kept = self.hub.kept.as_ref();
+        let engine = Engine::new(queues, kept.map(|kept| (&**kept, self.number)));
+        let engine = match engine {
+            Ok(engine) => engine,
+            Err(e) => {
+                let _ = opened.send(Err(block::Error::from_io("the buffers of a worker", e)));
+                return;
+            }
+        };
         for (index, queue) in engine.queues().enumerate() {
             if let Some(fd) = queue.wait_fd() {
                 let data = epoll::EventData::new_u64(DEVICE + index as u64);
@@ -128,6 +144,7 @@ impl Worker {
             touched: Vec::new(),
             next_connection: 0,
         };
+        service.resume(self.number);
         service.serve(&self.inbox);
         // Before its connections close: a client that connects again reaches another worker.
         self.inbox.close();
@@ -225,19 +242,67 @@ impl Service<'_> {
         }
     }
 
+    /// Continues the connections of a predecessor.
+    fn resume(&mut self, worker: usize) {
+        let hub = Arc::clone(self.hub);
+        let Some(kept) = hub.kept.as_ref().filter(|kept| kept.is_successor()) else {
+            return;
+        };
+        let all = kept.left(worker);
+        let wanted: HashSet<(u32, u64)> = all.iter().flat_map(Left::unfinished_writes).collect();
+        // First all buffers that are in use: what is taken later must not be one of them.
+        let wants = |place, at| wanted.contains(&(place, at));
+        let mut owned = kept.owned(worker, self.engine.pools(), &wants);
+        for left in all {
+            let admitted = hub.door().admit(left.raw.address());
+            let Some((slot, _)) = admitted else {
+                left.give_up();
+                continue;
+            };
+            let mut take = |len| self.engine.take_again(len);
+            let resumed = Connection::resume(left, &hub, slot, &mut take, &mut owned);
+            let Some(Resumed { connection, again }) = resumed else {
+                continue;
+            };
+            let session = connection.session();
+            let Some(id) = self.insert(connection) else {
+                continue;
+            };
+            for Again {
+                export,
+                request,
+                payload,
+            } in again
+            {
+                let session = session.clone();
+                let failed = self.engine.begin(id, export, request, payload, session);
+                if let (Some(error), Some(connection)) = (failed, self.connections.get_mut(&id)) {
+                    connection.complete(request, Some(error), Vec::new());
+                }
+            }
+            self.read_requests(id);
+            self.after(id);
+        }
+    }
+
     fn add_connection(&mut self, newcomer: Newcomer) {
+        let connection = Connection::new(newcomer, Arc::clone(self.hub));
+        if let Some(id) = self.insert(connection) {
+            self.after(id);
+        }
+    }
+
+    /// Adds a connection; returns its number, or `None` if the system refuses it.
+    fn insert(&mut self, connection: Connection) -> Option<u64> {
         let id = self.next_connection;
         self.next_connection = (self.next_connection + 1) % DEVICE;
-        let connection = Connection::new(newcomer, Arc::clone(self.hub));
         let data = epoll::EventData::new_u64(id);
-        if epoll::add(self.epoll, connection.fd(), data, epoll::EventFlags::IN).is_err() {
-            return;
-        }
+        epoll::add(self.epoll, connection.fd(), data, epoll::EventFlags::IN).ok()?;
         self.connections.insert(id, connection);
         if self.connections.len() == 1 {
             self.start_timer();
         }
-        self.after(id);
+        Some(id)
     }
 
     fn socket_ready(&mut self, id: u64, flags: epoll::EventFlags) {
@@ -265,13 +330,13 @@ impl Service<'_> {
             match connection.next(&mut |len, empty_handed| engine.take(len, empty_handed)) {
                 Next::Request {
                     export,
-                    header,
+                    request,
                     payload,
                 } => {
                     had = true;
                     let session = connection.session();
-                    if let Some(error) = engine.begin(id, export, header, payload, session) {
-                        connection.complete(&header, Some(error), Vec::new());
+                    if let Some(error) = engine.begin(id, export, request, payload, session) {
+                        connection.complete(request, Some(error), Vec::new());
                     }
                 }
                 Next::Nothing => break,
@@ -356,7 +421,7 @@ impl Service<'_> {
             for pending in self.finished.drain(..) {
                 let id = pending.connection;
                 if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.complete(&pending.header, pending.error, pending.data);
+                    connection.complete(pending.request, pending.error, pending.data);
                     touched.push(id);
                 }
             }

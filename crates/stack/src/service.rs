@@ -222,7 +222,7 @@ impl Service {
         let listener = Listener::bind(run_dir, spec.name())?;
         let settings = target.settings;
         let built = match spec {
-            ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, cache)?,
+            ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, settings, cache)?,
             ServiceSpec::Mount(spec) => match foreign_mount::build(spec, &open, cache)? {
                 Some(built) => built,
                 None => mount::build(spec, &open, settings, cache)?,

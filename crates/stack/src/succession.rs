@@ -10,23 +10,28 @@
 //!   cache        the memory of the cache, and the table of its dirty pages
 //!   mount        the descriptor of the mount, and what the kernel offered for it
 //!   clones-N     those by which the threads of server N receive
+//!   flush        whether a flush of a volume has failed
+//!   nbd-...      what the NBD server leaves: see the crate export-nbd
 //! ```
 //!
 //! The keeper holds the descriptors. **Invariant:** everything that a successor needs is held before
 //! the first request is served, and what belongs together is replaced at once.
 
 use crate::{Error, Result};
-use block::BlockDevice;
-use cache::{Cache, Predecessor};
+use block::{BlockDevice, StickyFlush};
+use cache::{Cache, CachedDevice, Predecessor};
 use export_fuse::HeldMount;
+use export_nbd::Keep;
 use fs::{Adoption, Files, Fs, Superblock};
 use keeper::{Begin, Kept, Link};
 use path_file::Holder;
 use secret::SecretBytes;
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use survival::{Log, Memory, OpenFiles, Pages, Requests};
 
@@ -240,6 +245,28 @@ impl Succession {
     /// # Errors
     /// The table of the predecessor is damaged; a page cannot be taken over.
     pub(crate) fn adopt_pages(&self, cache: &Cache, files: &Files) -> Result<()> {
+        self.adopt_pages_by(cache, |before| {
+            files
+                .adopt(before)
+                .map(|adopted| adopted.pages)
+                .map_err(damaged)
+        })
+    }
+
+    /// As [`Succession::adopt_pages`], for a volume.
+    ///
+    /// # Errors
+    /// As [`Succession::adopt_pages`].
+    pub(crate) fn adopt_device(&self, cache: &Cache, device: &CachedDevice) -> Result<()> {
+        self.adopt_pages_by(cache, |before| device.adopt(before).map_err(damaged))
+    }
+
+    /// Takes over pages by `adopt`, which returns their number.
+    fn adopt_pages_by(
+        &self,
+        cache: &Cache,
+        adopt: impl FnOnce(&Predecessor) -> Result<u64>,
+    ) -> Result<()> {
         if self.is_successor() {
             let mut kept = self.take("cache");
             let (Some(pages), Some(memory)) = (kept.pop(), kept.pop()) else {
@@ -248,8 +275,8 @@ impl Succession {
             let pages = Memory::adopt(pages).map_err(damaged)?;
             let pages = Pages::adopt(pages).map_err(damaged)?;
             let before = Predecessor::new(memory, &pages).map_err(damaged)?;
-            let adopted = files.adopt(&before).map_err(damaged)?;
-            tracing::debug!("{} dirty pages of the previous server", adopted.pages);
+            let pages = adopt(&before)?;
+            tracing::debug!("{pages} dirty pages of the previous server");
         }
         let (Some(memory), Some(pages)) = (cache.memory_fd(), cache.surviving()) else {
             return Err(Error::Usage(String::from(
@@ -292,6 +319,44 @@ impl Succession {
             self.close(&clones(before))?;
         }
         self.serving()
+    }
+}
+
+impl Succession {
+    /// Lets a failed flush stay final for successors.
+    ///
+    /// # Errors
+    /// The keeper has died; what the predecessor left is missing or damaged.
+    pub(crate) fn keep_failure(&self, device: &StickyFlush) -> Result<()> {
+        let memory = if self.is_successor() {
+            Memory::adopt(self.take_one("flush")?).map_err(damaged)?
+        } else {
+            Memory::create("evfs-flush", 1).map_err(lost)?
+        };
+        self.keep("flush", &[memory.file()])?;
+        if self.is_successor() {
+            device.continue_after(memory.words()[0].load(Acquire) != 0);
+        }
+        device.note_failure(move || memory.words()[0].store(1, Release));
+        Ok(())
+    }
+}
+
+impl Keep for Succession {
+    fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.link.replace(name, descriptors)
+    }
+
+    fn close(&self, name: &str) -> io::Result<()> {
+        self.link.close(name)
+    }
+
+    fn take(&self, name: &str) -> Vec<OwnedFd> {
+        Succession::take(self, name)
+    }
+
+    fn is_successor(&self) -> bool {
+        Succession::is_successor(self)
     }
 }
 

@@ -63,6 +63,16 @@ pub(crate) fn json_of<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("names and numbers become JSON")
 }
 
+/// Parses a UUID.
+pub(crate) fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let is_hex = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_hex.then_some(())?;
+    u128::from_str_radix(&digits, 16)
+        .ok()
+        .map(u128::to_be_bytes)
+}
+
 /// Formats a UUID (RFC 9562, section 4).
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -112,6 +122,17 @@ mod tests {
             (20_453, (2025, 12, 31)),
         ] {
             assert_eq!(date_of(day), date);
+        }
+    }
+
+    #[test]
+    fn a_uuid_is_read_as_it_is_written() {
+        let uuid = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xb, 0xc, 0xd, 0xe, 0xff];
+        let text = uuid_text(&uuid);
+        assert_eq!(uuid_bytes(&text), Some(uuid));
+        assert_eq!(uuid_bytes(&text.to_uppercase()), Some(uuid));
+        for wrong in ["", "x", &text[1..], "+0010203-0405-0607-0809-0a0b0c0d0eff"] {
+            assert_eq!(uuid_bytes(wrong), None, "{wrong}");
         }
     }
 

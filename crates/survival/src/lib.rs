@@ -7,18 +7,25 @@
 //!   pages      the frames of the cache that hold data that is not on the disk
 //!   open_files files that the kernel has open, by handle
 //!   requests   requests that were carried out and perhaps not answered
+//!   area       parts of a memory with one owner each, for bytes that the kernel writes
+//!   sealed     words that state a value and prove it
+//!   sockets    what the kernel has received and sent
 //! ```
 //!
 //! A process that dies leaves every store it made. So a table is whole after each single store, and a
 //! successor sees either all of a change or none. **Invariant:** a reader treats the words as hostile:
 //! any content yields a table or an error, never a panic, and never more than the words hold.
 
+mod area;
 pub mod log;
 pub mod memory;
 mod open_files;
 pub mod pages;
 pub mod requests;
+pub mod sealed;
+pub mod sockets;
 
+pub use area::Area;
 pub use log::Log;
 pub use memory::Memory;
 pub use open_files::{OPEN_FILES_MAX, OpenFile, OpenFiles};

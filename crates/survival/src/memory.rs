@@ -35,10 +35,7 @@ impl Memory {
     /// # Errors
     /// The system refuses the memfd or the mapping.
     pub fn create(name: &str, words: usize) -> io::Result<Memory> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create(name, flags)?;
-        rustix::fs::ftruncate(&file, (words * WORD_BYTES) as u64)?;
-        rustix::fs::fcntl_add_seals(&file, sealed())?;
+        let file = create_file(name, (words * WORD_BYTES) as u64)?;
         Memory::map(file, words)
     }
 
@@ -48,10 +45,8 @@ impl Memory {
     /// The descriptor is not a memfd that is sealed as [`Memory::create`] does, or has no whole number
     /// of words.
     pub fn adopt(file: OwnedFd) -> io::Result<Memory> {
-        let seals = rustix::fs::fcntl_get_seals(&file)?;
-        let bytes = rustix::fs::fstat(&file)?.st_size as u64;
-        let fits = bytes > 0 && bytes <= BYTES_MAX && bytes.is_multiple_of(WORD_BYTES as u64);
-        if !seals.contains(sealed()) || !fits {
+        let bytes = file_bytes(&file)?;
+        if bytes == 0 || bytes > BYTES_MAX || !bytes.is_multiple_of(WORD_BYTES as u64) {
             return Err(io::Error::from(io::ErrorKind::InvalidData));
         }
         Memory::map(file, bytes as usize / WORD_BYTES)
@@ -94,6 +89,29 @@ impl Drop for Memory {
         // SAFETY: the range was mapped by this value, and no reference to its words outlives it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * WORD_BYTES) };
     }
+}
+
+/// Creates a memfd of `bytes` zeros that cannot change its size.
+///
+/// # Errors
+/// The system refuses it.
+pub fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, sealed())?;
+    Ok(file)
+}
+
+/// Returns the length of a memfd in bytes.
+///
+/// # Errors
+/// It is no memfd that is sealed as [`create_file`] does.
+pub fn file_bytes(file: impl AsFd) -> io::Result<u64> {
+    if !rustix::fs::fcntl_get_seals(&file)?.contains(sealed()) {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    Ok(rustix::fs::fstat(&file)?.st_size as u64)
 }
 
 fn sealed() -> SealFlags {

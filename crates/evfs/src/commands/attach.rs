@@ -68,6 +68,11 @@ pub struct Args {
     /// Bypass the page cache: every request goes to the disk
     #[arg(long)]
     direct: bool,
+    /// Continue the exports if their process is killed or crashes: a second process holds the connections
+    /// and what is not on the disk yet, and starts another server (TCP: Linux 6.9). Clients with TLS have
+    /// to connect again
+    #[arg(long)]
+    survive: bool,
     /// Detach from the terminal once the volume is ready
     #[arg(long)]
     background: bool,
@@ -98,6 +103,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     spec.read_only = args.read_only;
     spec.allow_discards = args.allow_discards;
     spec.cached = !args.direct;
+    spec.survives = args.survive;
     let on = DeviceArgs::of_service(&spec.device, args.unlock, &spec.name);
     service::run(context, &on, ServiceSpec::Attach(spec), args.background)
 }

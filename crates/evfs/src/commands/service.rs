@@ -52,8 +52,7 @@ fn run_and(
     started: impl FnOnce(&[Service], Option<background::Ready>),
 ) -> Result<u8> {
     in_background(background, |mut ready| {
-        let survives = matches!(&spec, ServiceSpec::Mount(spec) if spec.survives);
-        let context = &match survives.then(|| kept(&mut ready)).transpose()? {
+        let context = &match spec.survives().then(|| kept(&mut ready)).transpose()? {
             None => context.with(context.settings.clone()),
             Some(Side::Keeper(code)) => return Ok(code),
             Some(Side::Server(begin)) => {
@@ -118,9 +117,8 @@ pub fn start(
 ) -> Result<Service> {
     let succession = context.settings.succession();
     let is_successor = succession.is_some_and(|succession| succession.is_successor());
-    // A successor must not look at the directory of the mount: it would wait for itself.
     let spec = if is_successor {
-        spec
+        spec.continued(run_dir)
     } else {
         spec.complete(run_dir)?
     };

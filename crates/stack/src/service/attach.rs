@@ -11,8 +11,9 @@ use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, GrowRequest, Run, check_name};
 use crate::filesystem::grow::{self, Layers, Upper};
+use crate::text::uuid_bytes;
 use crate::volume::OpenedDevice;
-use crate::{Error, Result};
+use crate::{Error, Result, Settings, Succession};
 use ::cache::{CachedDevice, Vnode, Volume};
 use block::{BlockDevice, Blocking, Stats, StickyFlush};
 use export_file::loopdev::LoopDevice;
@@ -52,6 +53,8 @@ pub struct AttachSpec {
     pub allow_discards: bool,
     /// Cache pages in this process.
     pub cached: bool,
+    /// Let another process continue the exports if this one dies.
+    pub survives: bool,
     /// Configuration file that defines the service.
     pub config: Option<PathBuf>,
 }
@@ -72,23 +75,45 @@ impl AttachSpec {
             read_only: false,
             allow_discards: false,
             cached: true,
+            survives: false,
             config: None,
         }
     }
 
     /// Validates the fields and fills in the default export: an NBD socket in the directory of
     /// control sockets.
-    pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
-        check_name(&self.name, "an attached volume")?;
-        if let Some(folder) = &self.fuse {
-            check_mount_point(folder)?;
-        }
+    pub fn complete(self, run_dir: &Path) -> Result<AttachSpec> {
+        self.check()?;
+        let spec = self.with_default_export(run_dir);
+        spec.check_socket()?;
+        Ok(spec)
+    }
+
+    /// Fills in the default export.
+    pub(super) fn with_default_export(mut self, run_dir: &Path) -> AttachSpec {
         if self.loop_device && self.fuse.is_none() {
             self.fuse = Some(run_dir.join(format!("{}.fuse", self.name)));
         }
         if self.nbd.is_none() && self.nbd_unix.is_none() && self.fuse.is_none() {
             self.nbd_unix = Some(run_dir.join(format!("{}.nbd", self.name)));
         }
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        check_name(&self.name, "an attached volume")?;
+        if self.survives && (self.fuse.is_some() || self.loop_device) {
+            return Err(Error::Usage(String::from(
+                "cannot attach with --survive and --fuse or --loop; omit one of them",
+            )));
+        }
+        if let Some(folder) = &self.fuse {
+            check_mount_point(folder)?;
+        }
+        Ok(())
+    }
+
+    fn check_socket(&self) -> Result<()> {
         let full = self.nbd_unix.as_ref().map(std::path::absolute);
         if let Some(Ok(full)) = full
             && full.as_os_str().len() > SOCKET_NAME_MAX
@@ -100,7 +125,7 @@ impl AttachSpec {
                 full.as_os_str().len()
             )));
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -109,14 +134,22 @@ pub(super) fn build(
     spec: &AttachSpec,
     open: &OpenedDevice,
     run_dir: &Path,
+    settings: &Settings,
     cache: &ProcessCache,
 ) -> Result<Built> {
+    let succession = settings.succession().cloned();
     let sticky = StickyFlush::new(Arc::clone(&open.device));
+    if let Some(succession) = &succession {
+        succession.keep_failure(&sticky)?;
+    }
     let lost = sticky.failure();
     let mut device: Arc<dyn BlockDevice> = Arc::new(sticky);
     let mut cached = None;
     if spec.cached {
-        let over = cache.device(device)?;
+        let over = match &succession {
+            None => cache.device(device)?,
+            Some(succession) => surviving_device(cache, device, open, succession)?,
+        };
         device = Arc::new(over.clone());
         cached = Some(over);
     }
@@ -135,6 +168,7 @@ pub(super) fn build(
         run_dir: run_dir.to_owned(),
         nbd: None,
         device: Arc::new(device),
+        succession,
         lost,
         cached,
     };
@@ -143,6 +177,25 @@ pub(super) fn build(
         status,
         stats,
     })
+}
+
+/// Puts a volume behind a cache whose dirty pages a successor finds, with those of a predecessor.
+fn surviving_device(
+    cache: &ProcessCache,
+    device: Arc<dyn BlockDevice>,
+    open: &OpenedDevice,
+    succession: &Succession,
+) -> Result<CachedDevice> {
+    let uuid = open.cipher.as_ref().and_then(|c| uuid_bytes(&c.uuid));
+    let uuid = uuid.ok_or_else(|| {
+        Error::Usage(String::from(
+            "--survive needs a volume with a UUID in its header; omit --survive",
+        ))
+    })?;
+    let cache = cache.cache()?;
+    let cached = CachedDevice::known_by(uuid, &cache, device)?;
+    succession.adopt_device(&cache, &cached)?;
+    Ok(cached)
 }
 
 struct AttachGraph {
@@ -154,6 +207,8 @@ struct AttachGraph {
     run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
+    /// What another process needs to continue the exports; `None` if they end with this one.
+    succession: Option<Arc<Succession>>,
     /// Error of the first failed flush of the device.
     lost: Arc<OnceLock<block::Error>>,
     cached: Option<CachedDevice>,
@@ -184,7 +239,11 @@ impl AttachGraph {
             anonymous: spec.anonymous,
             ..export_nbd::Config::default()
         };
-        let server = export_nbd::Server::start(config, vec![export])?;
+        let keep = self
+            .succession
+            .clone()
+            .map(|all| all as Arc<dyn export_nbd::Keep>);
+        let server = export_nbd::Server::start_kept(config, vec![export], keep)?;
         let uris = server.uris(&spec.name);
         status
             .exports
@@ -300,7 +359,10 @@ impl Graph for AttachGraph {
         if self.loop_device.is_none() {
             self.start_loop(status)?;
         }
-        Ok(())
+        match &self.succession {
+            Some(succession) => succession.serving(),
+            None => Ok(()),
+        }
     }
 
     fn in_use(&self) -> Result<()> {

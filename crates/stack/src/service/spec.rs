@@ -4,7 +4,6 @@ use super::{AttachSpec, MountSpec, ServeSpec};
 use crate::device::Disk;
 use crate::filesystem::Target;
 use crate::opener::{KeyFrom, KeySource};
-use crate::succession::Succession;
 use crate::volume::{self, OpenOptions, OpenedDevice, or_read_only};
 use crate::{Error, Result};
 use secret::SecretBytes;
@@ -40,6 +39,15 @@ impl ServiceSpec {
         }
     }
 
+    /// Reports whether another process is to continue the service if this one dies.
+    pub fn survives(&self) -> bool {
+        match self {
+            ServiceSpec::Attach(spec) => spec.survives,
+            ServiceSpec::Mount(spec) => spec.survives,
+            ServiceSpec::Serve(_) => false,
+        }
+    }
+
     /// Validates the fields before a device is opened, and fills in the default export.
     ///
     /// # Errors
@@ -52,6 +60,16 @@ impl ServiceSpec {
         }
     }
 
+    /// Fills in the default export, for a process that continues another one: it must not look at
+    /// mounts, as it would wait for itself.
+    #[must_use]
+    pub fn continued(self, run_dir: &Path) -> ServiceSpec {
+        match self {
+            ServiceSpec::Attach(spec) => ServiceSpec::Attach(spec.with_default_export(run_dir)),
+            other => other,
+        }
+    }
+
     /// Opens the DEVICE for its data.
     pub(super) fn open(&self, target: &Target<'_>) -> Result<OpenedDevice> {
         let options = |read_only, allow_discards| OpenOptions {
@@ -61,37 +79,37 @@ impl ServiceSpec {
         };
         match self {
             ServiceSpec::Attach(spec) => {
-                let source = (target.source)()?;
                 let options = options(spec.read_only, spec.allow_discards);
-                volume::open(
-                    target.path,
-                    target.opener,
-                    &source,
-                    options,
-                    target.settings,
-                )
-                .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))
+                let open = |source: &Source<'_>| {
+                    let (path, opener, settings) = (target.path, target.opener, target.settings);
+                    volume::open(path, opener, &source()?, options, settings)
+                };
+                surviving(target, open)
+                    .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))
             }
             ServiceSpec::Mount(spec) => {
                 let options = options(spec.read_only, spec.allow_discards);
-                let opened = match target.settings.succession() {
-                    Some(succession) => open_surviving(target, options, succession),
-                    None => target.open(options),
-                };
-                opened.map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))
+                let open = |source: &Source<'_>| Target { source, ..*target }.open(options);
+                surviving(target, open)
+                    .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))
             }
             ServiceSpec::Serve(spec) => target.open(options(false, spec.allow_discards)),
         }
     }
 }
 
-/// Opens the DEVICE with the key of the predecessor, or as the user says, and leaves the key and the
-/// lock to a successor.
-fn open_surviving(
+/// Finds the key of the DEVICE.
+type Source<'a> = dyn Fn() -> Result<KeySource> + 'a;
+
+/// Opens the DEVICE by `open`, with the key that the user names. If the service may have a successor,
+/// uses the key that a predecessor left, and leaves the key and the lock.
+fn surviving(
     target: &Target<'_>,
-    options: OpenOptions,
-    succession: &Succession,
+    open: impl FnOnce(&Source<'_>) -> Result<OpenedDevice>,
 ) -> Result<OpenedDevice> {
+    let Some(succession) = target.settings.succession() else {
+        return open(target.source);
+    };
     let kept = succession.key()?;
     let source = || match &kept {
         Some(key) => Ok(KeySource {
@@ -100,11 +118,7 @@ fn open_surviving(
         }),
         None => (target.source)(),
     };
-    let open = Target {
-        source: &source,
-        ..*target
-    }
-    .open(options)?;
+    let open = open(&source)?;
     let Disk::File(file) = &open.disk else {
         return Err(Error::Usage(String::from(
             "--survive needs a file or a disk, and this is a LUN; omit --survive",

@@ -1,0 +1,347 @@
+//! A connection of a predecessor, continued.
+
+use super::reply::{FirstReply, reply_bytes};
+use super::{Connection, Incoming, Input, Interest, Phase, Taken, read_bytes, refusal};
+use crate::admission::ConnectionSlot;
+use crate::hub::Hub;
+use crate::kept::{self, Done, Known, Left, distance};
+use crate::socket::Socket;
+use block::Buf;
+use nbd_proto::{Command, Errno, Handshake, REQUEST_BYTES, RequestHeader};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Buffers of writes that are not done, with their order, by place and position of the request.
+pub(crate) type Owned = HashMap<(u32, u64), Vec<(u32, Buf)>>;
+
+/// A request to carry out again.
+pub(crate) struct Again {
+    pub(crate) export: usize,
+    pub(crate) request: Taken,
+    pub(crate) payload: Vec<Buf>,
+}
+
+/// A connection that is continued.
+pub(crate) struct Resumed {
+    pub(crate) connection: Connection,
+    pub(crate) again: Vec<Again>,
+}
+
+/// What has to be done for a connection besides its input.
+#[derive(Default)]
+struct Work {
+    again: Vec<Again>,
+    replies: Vec<(Taken, Option<Errno>)>,
+    first: Option<FirstReply>,
+    /// Bytes of the next reply that were sent.
+    skip: usize,
+    incoming: Option<Incoming>,
+}
+
+/// How requests are interpreted.
+struct Terms<'a> {
+    hub: &'a Hub,
+    export: usize,
+    structured: bool,
+}
+
+impl Connection {
+    /// Continues a connection of a predecessor. `take` allocates buffers, as for
+    /// [`Connection::next`].
+    pub(crate) fn resume(
+        mut left: Left,
+        hub: &Arc<Hub>,
+        mut slot: ConnectionSlot,
+        take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
+        owned: &mut Owned,
+    ) -> Option<Resumed> {
+        let resumed = Connection::prepare(&mut left, hub, &mut slot, take, owned);
+        let (phase, session, work, structured, input) = match resumed {
+            Ok(prepared) => prepared,
+            Err(why) => {
+                tracing::warn!(
+                    name: "EVFS-0508",
+                    "an NBD connection of the previous server cannot be continued: {why}"
+                );
+                left.give_up();
+                return None;
+            }
+        };
+        let now = Instant::now();
+        let (received, which) = (left.received, left.input.1);
+        let mut connection = Connection {
+            socket: Socket::new(left.raw, left.pipe),
+            slot,
+            began: now,
+            progress: super::Progress::new(now),
+            phase,
+            hub: Arc::clone(hub),
+            session,
+            fence: None,
+            input: Input::adopted(left.areas, which, input, received),
+            output: super::Output::default(),
+            structured,
+            first: None,
+            in_flight: work.again.len(),
+            held: false,
+            broken: false,
+            left: false,
+            waits_for: Interest {
+                read: true,
+                write: false,
+            },
+            place: Some(left.place),
+        };
+        if left.in_place {
+            connection.input.bypass(None);
+        }
+        if let Some(write) = work.incoming {
+            connection.receive(write);
+        }
+        connection.output.skip(work.skip);
+        if let Phase::Handshake(handshake) = &mut connection.phase {
+            // All of it is repeated, and what was sent is not sent again.
+            let greeting = handshake.take_output();
+            if let Some(place) = &mut connection.place {
+                place.negotiates_again();
+                place.negotiated(greeting.len());
+            }
+            connection.output.push_bytes(greeting);
+        }
+        connection.first = work.first;
+        for (request, error) in work.replies {
+            connection.reply(request, error, Vec::new());
+        }
+        Some(Resumed {
+            connection,
+            again: work.again,
+        })
+    }
+
+    #[expect(clippy::type_complexity, reason = "only its caller takes it apart")]
+    fn prepare(
+        left: &mut Left,
+        hub: &Arc<Hub>,
+        slot: &mut ConnectionSlot,
+        take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
+        owned: &mut Owned,
+    ) -> Result<
+        (
+            Phase,
+            Option<Arc<crate::session::Session>>,
+            Work,
+            bool,
+            (usize, usize),
+        ),
+        &'static str,
+    > {
+        const DAMAGED: &str = "its input is damaged";
+        match left.phase {
+            kept::Phase::Unfit => Err("it has TLS, or waited for a fence"),
+            kept::Phase::Negotiating => {
+                let len = left.input_len().ok_or(DAMAGED)?;
+                if (left.input, left.parsed, left.in_place) != ((0, 0), 0, false) {
+                    return Err(DAMAGED);
+                }
+                let policy = super::tls_policy(hub, &left.raw);
+                let handshake = Handshake::new(hub.infos(), policy);
+                let work = Work {
+                    skip: left.place.output_at() as usize,
+                    ..Work::default()
+                };
+                let phase = Phase::Handshake(Box::new(handshake));
+                Ok((phase, None, work, false, (0, len)))
+            }
+            kept::Phase::Transmission {
+                export,
+                structured,
+                key,
+                left: has_left,
+            } => {
+                if export >= hub.exports.len() {
+                    return Err("its entry in the table is damaged");
+                }
+                let terms = Terms {
+                    hub,
+                    export,
+                    structured,
+                };
+                let session = key.map(|key| hub.sessions.join(key, slot.address()));
+                let session = session.transpose()?;
+                slot.establish()?;
+                let mut work = Work::default();
+                let incoming = terms.output(left, &mut work, take, owned)?;
+                let input = terms
+                    .input(left, incoming, &mut work, owned)
+                    .ok_or(DAMAGED)?;
+                let phase = if has_left {
+                    Phase::Closing
+                } else {
+                    Phase::Transmission {
+                        export,
+                        incoming: None,
+                    }
+                };
+                Ok((phase, session, work, structured, input))
+            }
+        }
+    }
+}
+
+impl Terms<'_> {
+    /// Decides what has to be done for each known request. Returns the write whose payload has not
+    /// arrived completely.
+    fn output(
+        &self,
+        left: &mut Left,
+        work: &mut Work,
+        take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
+        owned: &mut Owned,
+    ) -> Result<Option<Known>, &'static str> {
+        let bytes = |header: &RequestHeader, error| reply_bytes(self.structured, header, error);
+        let partial = left.sort_output(bytes)?;
+        let mut incoming = None;
+        for known in std::mem::take(&mut left.known) {
+            let request = Taken {
+                header: known.header,
+                slot: Some(known.slot),
+            };
+            let is_read = matches!(known.header.command, Command::Read);
+            let is_first = partial.is_some_and(|(slot, _)| slot == known.slot);
+            let refused = refusal(&self.hub.exports[self.export], &known.header);
+            match known.done {
+                Done::At(..) | Done::Unqueued(_) if is_first => {
+                    let sent = partial.map_or(0, |(_, sent)| sent as usize);
+                    let error = match known.done {
+                        Done::At(_, error) | Done::Unqueued(error) => error,
+                        Done::No => None,
+                    };
+                    work.first = Some(FirstReply {
+                        slot: known.slot,
+                        sent,
+                        others: Vec::new(),
+                    });
+                    if is_read && error.is_none() {
+                        work.again.push(self.read(request, take)?);
+                    } else {
+                        work.replies.insert(0, (request, error));
+                    }
+                }
+                Done::At(_, error) | Done::Unqueued(error) if !is_read || error.is_some() => {
+                    work.replies.push((request, error));
+                }
+                _ if distance(left.parsed, behind(&known)) > 0 => {
+                    if incoming.is_some() || !matches!(known.header.command, Command::Write) {
+                        return Err("its requests are damaged");
+                    }
+                    incoming = Some(known);
+                }
+                _ if refused.is_some() => work.replies.push((request, refused)),
+                _ if is_read => {
+                    Left::repeat(&left.place, known.slot);
+                    work.again.push(self.read(request, take)?);
+                }
+                _ => {
+                    let payload = match known.header.command {
+                        Command::Write => {
+                            let bufs = owned.remove(&(left.number(), known.at));
+                            whole(bufs.unwrap_or_default(), Some(known.header.len))
+                                .ok_or("the payload of a write is missing")?
+                        }
+                        _ => Vec::new(),
+                    };
+                    work.again.push(Again {
+                        export: self.export,
+                        request,
+                        payload,
+                    });
+                }
+            }
+        }
+        Ok(incoming)
+    }
+
+    /// Finds the end of what was processed in the input area: its offset, and the number of bytes in
+    /// the area. `None`: it contradicts what else is known.
+    fn input(
+        &self,
+        left: &mut Left,
+        incoming: Option<Known>,
+        work: &mut Work,
+        owned: &mut Owned,
+    ) -> Option<(usize, usize)> {
+        // Positions near that of what was parsed, which do not go round.
+        let near = |at: u64| left.parsed.wrapping_add(distance(left.parsed, at) as u64);
+        let received = near(left.received);
+        let base = near(left.input.0);
+        let mut at = left.parsed;
+        if let Some(known) = incoming {
+            let total = known.header.len as usize;
+            let first = near(known.at).wrapping_add(REQUEST_BYTES as u64);
+            // What was received past the area, or was removed from it, is in the buffers.
+            let until = if left.in_place { received } else { base };
+            let got = distance(first, until).clamp(0, total as i64) as usize;
+            let refused = refusal(&self.hub.exports[self.export], &known.header);
+            let bufs = owned.remove(&(left.number(), known.at)).unwrap_or_default();
+            let bufs = whole(bufs, None)?;
+            let room = bufs.iter().map(|buf| buf.len()).sum();
+            if refused.is_none() && got > room || room > total {
+                return None;
+            }
+            at = first.wrapping_add(got as u64);
+            work.incoming = Some(Incoming {
+                request: Taken {
+                    header: known.header,
+                    slot: Some(known.slot),
+                },
+                at: known.at,
+                bufs,
+                room,
+                empty_handed: true,
+                got,
+                refused,
+            });
+        }
+        if left.in_place {
+            return (at == received).then_some((0, 0));
+        }
+        let len = left.input_len()?;
+        let used = usize::try_from(distance(base, at)).ok()?;
+        (used <= len).then_some((used, len))
+    }
+
+    /// Returns a read to carry out again.
+    fn read(
+        &self,
+        request: Taken,
+        take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
+    ) -> Result<Again, &'static str> {
+        let bytes = read_bytes(&self.hub.exports[self.export], &request.header);
+        Ok(Again {
+            export: self.export,
+            request,
+            payload: take(bytes).ok_or("no buffers are left")?,
+        })
+    }
+}
+
+/// Returns the position behind a request and its payload.
+fn behind(known: &Known) -> u64 {
+    let payload = match known.header.command {
+        Command::Write => u64::from(known.header.len),
+        _ => 0,
+    };
+    known.at + REQUEST_BYTES as u64 + payload
+}
+
+/// Returns the buffers in their order, if none is missing and they have `len` bytes.
+fn whole(bufs: Vec<(u32, Buf)>, len: Option<u32>) -> Option<Vec<Buf>> {
+    let is_complete = bufs
+        .iter()
+        .zip(0..)
+        .all(|((at, _), expected)| *at == expected);
+    let bytes: usize = bufs.iter().map(|(_, buf)| buf.len()).sum();
+    let fits = len.is_none_or(|len| len as usize == bytes);
+    (is_complete && fits).then(|| bufs.into_iter().map(|(_, buf)| buf).collect())
+}

@@ -1,0 +1,447 @@
+//! The server of a volume with `--survive` is killed again and again while clients use it over NBD:
+//! their connections go on, no request fails, and each acknowledged byte is there, flushed or not.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `EVFS_TEST_KILLS=200` | number of kills in each test (default: 12) |
+//! | `EVFS_SEED=N` | repeats the same requests, as far as timing permits |
+
+use nbd_client::Client;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+use tests::{Ran, Random, Sandbox, signal, wait_until};
+
+/// Bytes of the device that one client uses.
+const REGION: usize = 12 << 20;
+const BLOCK: usize = 4096;
+/// Requests that a client sends without waiting for replies.
+const DEPTH: usize = 24;
+/// Time without a reply that does not occur unless the server is killed.
+const PAUSE: Duration = Duration::from_millis(40);
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const WRITE_ZEROES: u16 = 6;
+const FUA: u16 = 1;
+
+/// Request without a reply: its command, its range in the region, and the data of a write.
+struct Open {
+    command: u16,
+    range: Range<usize>,
+    data: Vec<u8>,
+}
+
+/// What both threads of a client know.
+struct Shared {
+    content: Vec<u8>,
+    open: BTreeMap<u64, Open>,
+    replies: u64,
+    last_reply: Instant,
+    pauses: Vec<Duration>,
+    is_over: bool,
+}
+
+/// A client that pipelines requests on one connection, and knows what the device has to hold.
+struct Flood {
+    socket: File,
+    first_byte: u64,
+    seed: u64,
+    shared: Mutex<Shared>,
+    changed: Condvar,
+}
+
+/// Ends the work of a client, one of whose threads has failed.
+struct EndOnPanic<'a>(&'a Flood, &'a AtomicBool);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.1.store(true, Relaxed);
+            let both = rustix::net::Shutdown::Both;
+            let _ = rustix::net::shutdown(&self.0.socket, both);
+        }
+    }
+}
+
+/// Reads exactly `N` bytes.
+fn take<const N: usize>(mut from: &File) -> [u8; N] {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).expect("the connection goes on");
+    bytes
+}
+
+impl Flood {
+    /// Negotiates the export `v` on a new connection. The device holds `content` from `first_byte` on.
+    fn new(
+        socket: impl Into<OwnedFd>,
+        structured: bool,
+        (first_byte, content): (u64, Vec<u8>),
+        seed: u64,
+    ) -> Flood {
+        let socket = File::from(socket.into());
+        let mut to = &socket;
+        let greeting: [u8; 18] = take(&socket);
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        // Fixed newstyle, no zeroes.
+        to.write_all(&3u32.to_be_bytes()).unwrap();
+        if structured {
+            to.write_all(b"IHAVEOPT\0\0\0\x08\0\0\0\0").unwrap();
+            let reply: [u8; 20] = take(&socket);
+            assert_eq!(reply[12..16], 1u32.to_be_bytes(), "acknowledged");
+        }
+        to.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01v").unwrap();
+        let _size_and_flags: [u8; 10] = take(&socket);
+        Flood {
+            socket,
+            first_byte,
+            seed,
+            shared: Mutex::new(Shared {
+                content,
+                open: BTreeMap::new(),
+                replies: 0,
+                last_reply: Instant::now(),
+                pauses: Vec::new(),
+                is_over: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn run(&self, is_over: &AtomicBool) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _end = EndOnPanic(self, is_over);
+                self.receive();
+            });
+            let _end = EndOnPanic(self, is_over);
+            self.send(is_over);
+        });
+    }
+
+    fn send(&self, is_over: &AtomicBool) {
+        let mut random = Random::new(self.seed);
+        let mut cookie = self.seed << 32;
+        while !is_over.load(Relaxed) {
+            let Some(open) = self.next(&mut random, is_over) else {
+                break;
+            };
+            cookie += 1;
+            let mut message = 0x2560_9513u32.to_be_bytes().to_vec();
+            let can_fua = matches!(open.command, WRITE | WRITE_ZEROES);
+            let fua = if can_fua && random.below(40) == 0 {
+                FUA
+            } else {
+                0
+            };
+            message.extend(fua.to_be_bytes());
+            message.extend(open.command.to_be_bytes());
+            message.extend(cookie.to_be_bytes());
+            let offset = match open.command {
+                FLUSH => 0,
+                _ => self.first_byte + open.range.start as u64,
+            };
+            message.extend(offset.to_be_bytes());
+            message.extend((open.range.len() as u32).to_be_bytes());
+            message.extend(&open.data);
+            let mut shared = self.shared.lock().unwrap();
+            if shared.open.is_empty() {
+                shared.last_reply = Instant::now();
+            }
+            shared.open.insert(cookie, open);
+            drop(shared);
+            (&self.socket)
+                .write_all(&message)
+                .expect("the connection goes on");
+        }
+        self.shared.lock().unwrap().is_over = true;
+    }
+
+    /// Chooses a request that touches no byte of another one; waits while there are many.
+    fn next(&self, random: &mut Random, is_over: &AtomicBool) -> Option<Open> {
+        let mut shared = self.shared.lock().unwrap();
+        while shared.open.len() >= DEPTH {
+            let short = Duration::from_millis(100);
+            shared = self.changed.wait_timeout(shared, short).unwrap().0;
+            if is_over.load(Relaxed) {
+                return None;
+            }
+        }
+        loop {
+            let command = match random.below(20) {
+                0..=8 => WRITE,
+                9..=16 => READ,
+                17 | 18 => WRITE_ZEROES,
+                _ => FLUSH,
+            };
+            let most = if random.below(12) == 0 {
+                1 << 20
+            } else {
+                32 << 10
+            };
+            let len = match command {
+                FLUSH => 0,
+                _ => (random.below(most) as usize + 1).next_multiple_of(BLOCK),
+            };
+            let start = random.below(((REGION - len) / BLOCK) as u64 + 1) as usize * BLOCK;
+            let range = start..start + len;
+            let overlaps =
+                |other: &Open| range.start < other.range.end && other.range.start < range.end;
+            if shared.open.values().any(overlaps) {
+                continue;
+            }
+            let data = if command == WRITE {
+                random.bytes(len)
+            } else {
+                Vec::new()
+            };
+            return Some(Open {
+                command,
+                range,
+                data,
+            });
+        }
+    }
+
+    fn receive(&self) {
+        loop {
+            let shared = self.shared.lock().unwrap();
+            if !shared.open.is_empty() {
+                drop(shared);
+                self.receive_one();
+            } else if shared.is_over {
+                return;
+            } else {
+                drop(shared);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    fn receive_one(&self) {
+        let magic = u32::from_be_bytes(take(&self.socket));
+        let (cookie, has_data) = match magic {
+            0x6744_6698 => {
+                let error = u32::from_be_bytes(take(&self.socket));
+                assert_eq!(error, 0, "no request fails");
+                let cookie = u64::from_be_bytes(take(&self.socket));
+                (cookie, self.command_of(cookie) == READ)
+            }
+            0x668e_33ef => {
+                let _flags: [u8; 2] = take(&self.socket);
+                let kind = u16::from_be_bytes(take(&self.socket));
+                let cookie = u64::from_be_bytes(take(&self.socket));
+                let len = u32::from_be_bytes(take(&self.socket)) as usize;
+                assert!(kind <= 1, "no request fails: {kind:#x}");
+                if kind == 1 {
+                    let _offset: [u8; 8] = take(&self.socket);
+                    let open = self.shared.lock().unwrap().open[&cookie].range.len();
+                    assert_eq!(len - 8, open);
+                }
+                (cookie, kind == 1)
+            }
+            other => panic!("{other:#x} is no reply"),
+        };
+        let mut data = Vec::new();
+        if has_data {
+            let len = self.shared.lock().unwrap().open[&cookie].range.len();
+            data.resize(len, 0);
+            (&self.socket)
+                .read_exact(&mut data)
+                .expect("the connection goes on");
+        }
+        let mut shared = self.shared.lock().unwrap();
+        let open = shared
+            .open
+            .remove(&cookie)
+            .expect("a request for the reply");
+        match open.command {
+            READ => {
+                let expected = &shared.content[open.range.clone()];
+                let differs = data.iter().zip(expected).position(|(a, b)| a != b);
+                assert!(differs.is_none(), "{:?} differs at {differs:?}", open.range);
+            }
+            WRITE => shared.content[open.range].copy_from_slice(&open.data),
+            WRITE_ZEROES => shared.content[open.range].fill(0),
+            _ => {}
+        }
+        let took = shared.last_reply.elapsed();
+        if took > PAUSE {
+            shared.pauses.push(took);
+        }
+        shared.last_reply = Instant::now();
+        shared.replies += 1;
+        self.changed.notify_all();
+    }
+
+    fn command_of(&self, cookie: u64) -> u16 {
+        let shared = self.shared.lock().unwrap();
+        let open = shared.open.get(&cookie);
+        open.unwrap_or_else(|| panic!("{cookie:#x} was answered twice"))
+            .command
+    }
+
+    /// Compares the device with what this client has written.
+    fn verify(&self, client: &mut Client) {
+        let shared = self.shared.lock().unwrap();
+        let mut found = vec![0; REGION];
+        client.read_at(self.first_byte, &mut found).unwrap();
+        let differs = found.iter().zip(&shared.content).position(|(a, b)| a != b);
+        assert!(differs.is_none(), "it differs at {differs:?}");
+    }
+}
+
+/// A volume `v` whose server may be killed.
+struct Kept {
+    keeper: tests::Killed,
+    log: std::path::PathBuf,
+}
+
+impl Kept {
+    fn attach(s: &Sandbox, options: &[&str]) -> Kept {
+        let log = s.path("log");
+        let args = ["attach", "v.img", "--name", "v", "--survive"];
+        let said = File::create(&log).unwrap();
+        let child = s
+            .evfs()
+            .args([&args[..], options].concat())
+            .stdout(said.try_clone().unwrap())
+            .stderr(said)
+            .spawn()
+            .unwrap();
+        let kept = Kept {
+            keeper: tests::Killed(child),
+            log,
+        };
+        let socket = s.path("v.sock");
+        wait_until("the volume is attached", || {
+            socket.exists() && kept.said().contains("nbd")
+        });
+        kept
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Returns the process that serves.
+    fn server(&self) -> Option<i32> {
+        let keeper = self.keeper.0.id();
+        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        children.split_whitespace().last()?.parse().ok()
+    }
+
+    fn kill(&self, after: Duration) {
+        wait_until("a server runs", || self.server().is_some());
+        std::thread::sleep(after);
+        let Some(server) = self.server() else { return };
+        signal(server, libc::SIGKILL);
+        wait_until("the server has died", || self.server() != Some(server));
+    }
+
+    /// Ends it in order.
+    fn detach(mut self, s: &Sandbox) {
+        s.detach("v");
+        let ended = self.keeper.0.wait().unwrap();
+        assert!(ended.success(), "{ended}: {}", self.said());
+    }
+}
+
+fn kills() -> u64 {
+    std::env::var("EVFS_TEST_KILLS").map_or(12, |n| n.parse().expect("a number"))
+}
+
+fn tcp_address(kept: &Kept) -> String {
+    let said = kept.said();
+    let at = said.find("nbd://").expect("a TCP address") + "nbd://".len();
+    let rest = &said[at..];
+    rest[..rest.find('/').unwrap()].to_owned()
+}
+
+fn survives(options: &[&str]) {
+    let s = Sandbox::new();
+    s.volume("v.img", "64M", &[]);
+    let options = [options, &["--nbd-unix", "v.sock", "--nbd", "127.0.0.1:0"]].concat();
+    let kept = Kept::attach(&s, &options);
+    let mut random = Random::from_environment();
+    let (path, address) = (s.path("v.sock"), tcp_address(&kept));
+    let unix = || UnixStream::connect(&path).unwrap();
+    let tcp = || TcpStream::connect(&address).unwrap();
+    let mut at = 0;
+    let mut client = Client::connect(&path, "v").unwrap();
+    let mut place = || {
+        let (first, mut content) = (at, vec![0; REGION]);
+        at += REGION as u64;
+        client.read_at(first, &mut content).unwrap();
+        (first, content)
+    };
+    let all = [
+        Flood::new(unix(), false, place(), random.below(1 << 20)),
+        Flood::new(unix(), true, place(), random.below(1 << 20)),
+        Flood::new(tcp(), false, place(), random.below(1 << 20)),
+        Flood::new(tcp(), true, place(), random.below(1 << 20)),
+    ];
+    let is_over = AtomicBool::new(false);
+    let kills = kills();
+    let work = || {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = all
+                .iter()
+                .map(|flood| scope.spawn(|| flood.run(&is_over)))
+                .collect();
+            for _ in 0..kills {
+                kept.kill(Duration::from_millis(random.below(500)));
+                if threads.iter().any(|thread| thread.is_finished()) {
+                    break;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(500));
+            is_over.store(true, Relaxed);
+        });
+    };
+    let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    assert!(worked.is_ok(), "{}", kept.said());
+    let mut pauses = Vec::new();
+    let mut replies = 0;
+    for flood in &all {
+        let shared = flood.shared.lock().unwrap();
+        pauses.extend(shared.pauses.clone());
+        replies += shared.replies;
+    }
+    pauses.sort();
+    let part = |percent: usize| pauses.get(pauses.len() * percent / 100);
+    eprintln!(
+        "{kills} kills, {replies} replies; pauses: median {:?}, 99 % {:?}, longest {:?}",
+        part(50),
+        part(99),
+        pauses.last()
+    );
+    let mut client = Client::connect(&path, "v").unwrap();
+    all.iter().for_each(|flood| flood.verify(&mut client));
+    drop(client);
+    kept.detach(&s);
+    s.attach(&["v.img", "--name", "v", "--nbd-unix", "w.sock"]);
+    let mut client = Client::connect(&s.path("w.sock"), "v").unwrap();
+    all.iter().for_each(|flood| flood.verify(&mut client));
+    s.detach("v");
+}
+
+#[test]
+fn clients_of_a_cached_volume_do_not_notice_that_the_server_is_killed() {
+    survives(&["--threads", "2"]);
+}
+
+#[test]
+fn clients_do_not_notice_a_kill_without_the_cache() {
+    survives(&["--threads", "2", "--direct"]);
+}
