@@ -22,6 +22,8 @@
 //! is done. So a successor repeats each request that is not done, with the same payload, and sends
 //! the replies of the others from the byte on that the socket does not have yet.
 
+#[cfg(test)]
+mod deaths;
 mod place;
 
 pub(crate) use place::{Done, Known, Left, Phase, Place};
@@ -106,33 +108,47 @@ fn damaged() -> io::Error {
 }
 
 impl Kept {
-    /// Creates the table, or takes over that of a predecessor.
+    /// Creates the table, or takes over that of a predecessor. If that is damaged, all connections
+    /// are closed.
     ///
     /// # Errors
-    /// The system has no memory; the table is missing or damaged.
+    /// The system has no memory.
     pub(crate) fn new(keep: Arc<dyn Keep>, places: usize, workers: usize) -> io::Result<Arc<Kept>> {
         let places = places.min(PLACES_MAX);
         let table_words = HEADER_WORDS + places * PLACE_WORDS;
         let input_words = 2 * places * AREA_BYTES / survival::memory::WORD_BYTES;
-        let (words, input) = if keep.is_successor() {
-            let mut left = keep.take("nbd-table");
-            let (Some(input), Some(words)) = (left.pop(), left.pop()) else {
-                return Err(damaged());
-            };
-            let (words, input) = (Memory::adopt(words)?, Memory::adopt(input)?);
-            let header = [MAGIC, workers as u64];
-            let found = [0, 1].map(|at: usize| words.words()[at].load(Acquire));
-            let fits = words.words().len() == table_words && input.words().len() == input_words;
-            if !fits || found != header {
-                return Err(damaged());
-            }
-            (words, input)
-        } else {
+        let create = || -> io::Result<(Memory, Memory)> {
             let words = Memory::create("evfs-nbd", table_words)?;
             let input = Memory::create("evfs-nbd-input", input_words)?;
             words.words()[1].store(workers as u64, Relaxed);
             words.words()[0].store(MAGIC, Release);
-            (words, input)
+            Ok((words, input))
+        };
+        let adopt = || -> io::Result<(Memory, Memory)> {
+            let left = keep.take("nbd-table");
+            let [words, input] = <[OwnedFd; 2]>::try_from(left).map_err(|_| damaged())?;
+            let (words, input) = (Memory::adopt(words)?, Memory::adopt(input)?);
+            let found = [0, 1].map(|at: usize| words.words()[at].load(Acquire));
+            let fits = words.words().len() == table_words && input.words().len() == input_words;
+            if !fits || found != [MAGIC, workers as u64] {
+                return Err(damaged());
+            }
+            Ok((words, input))
+        };
+        let (words, input) = match keep.is_successor().then(adopt) {
+            None => create()?,
+            Some(Ok(adopted)) => adopted,
+            Some(Err(why)) => {
+                tracing::warn!(
+                    name: "EVFS-0508",
+                    "no NBD connection of the previous server can be continued: {why}"
+                );
+                for place in 0..places as u32 {
+                    drop(keep.take(&name_of(place)));
+                    keep.close(&name_of(place))?;
+                }
+                create()?
+            }
         };
         keep.keep("nbd-table", &[words.file(), input.file()])?;
         let mut areas = Area::divide(input, AREA_BYTES).into_iter();
@@ -220,7 +236,9 @@ impl Kept {
         let socket = [raw.as_fd()];
         let pipe = pipe.map(Pipe::ends);
         let all = socket.into_iter().chain(pipe.into_iter().flatten());
+        step();
         let kept = self.keep.keep(&name_of(number), &all.collect::<Vec<_>>());
+        step();
         if let Err(e) = kept {
             place.leave(areas);
             return Err(e);
@@ -234,12 +252,20 @@ impl Kept {
         let mut all = Vec::new();
         let mut free = self.lock();
         for number in 0..self.places as u32 {
-            if self.worker_of(number) != Some(worker) {
+            // The first worker has those that were not assigned yet, and those that are damaged.
+            let owner = self.worker_of(number);
+            if owner.unwrap_or_default() != worker {
                 continue;
             }
             let sockets = self.keep.take(&name_of(number));
+            let (state, _) = self.word(number, place::STATE);
+            if !sockets.is_empty() && state.load(Acquire) == 0 {
+                self.store(number, place::STATE, place::NEGOTIATES);
+            }
             let at = free.iter().position(|(other, _)| *other == number);
-            let Some(at) = at else { continue };
+            let Some(at) = at.filter(|_| owner.is_some() || !sockets.is_empty()) else {
+                continue;
+            };
             let (_, areas) = free.swap_remove(at);
             match Left::new(Arc::clone(self), number, sockets, areas) {
                 Ok(left) => all.push(left),
@@ -303,9 +329,12 @@ impl Kept {
             return;
         };
         what.store(0, Release);
+        step();
         position.store(seal(at, first as u64 + 1), Release);
+        step();
         let owner = pack_owner(place, ordinal, buf.len());
         what.store(seal(owner, first as u64), Release);
+        step();
     }
 
     fn word(&self, place: u32, at: usize) -> (&AtomicU64, u64) {
@@ -321,10 +350,12 @@ impl Kept {
     fn store(&self, place: u32, at: usize, value: u64) {
         let (word, index) = self.word(place, at);
         word.store(seal(value, index), Release);
+        step();
     }
 
     fn clear(&self, place: u32) {
         self.word(place, place::STATE).0.store(0, Release);
+        step();
     }
 
     fn worker_of(&self, place: u32) -> Option<usize> {
@@ -335,6 +366,13 @@ impl Kept {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, [Area; 2])>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Marks the end of a step that a successor can see: tests let the process die there.
+#[inline(always)]
+pub(crate) fn step() {
+    #[cfg(test)]
+    deaths::step();
 }
 
 fn name_of(place: u32) -> String {

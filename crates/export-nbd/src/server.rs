@@ -136,6 +136,10 @@ impl Server {
         });
         let limits = config.limits.clone();
         let hub = Arc::new(Hub::new(exports, tls, door, limits, kept.transpose()?));
+        if let Some(keep) = &keep {
+            let kept = hub.sessions.keep(&**keep);
+            kept.map_err(|e| Error::io("cannot leave the keys of sessions to a successor", e))?;
+        }
         let proven = config
             .tls
             .as_ref()

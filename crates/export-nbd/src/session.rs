@@ -9,9 +9,13 @@
 //! fenced or not. A client that invents keys cannot displace those: when the table is full, new
 //! sessions are refused.
 
+mod keys;
+
+use crate::kept::Keep;
 use crate::wakers::Wakers;
+use keys::Keys;
 use nbd_proto::FenceResult;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -81,6 +85,8 @@ struct State {
     ended: VecDeque<(Instant, u64)>,
     /// Fenced keys that had no session.
     unknown: Unknown,
+    /// The same for a successor, if there can be one.
+    keys: Option<Keys>,
 }
 
 /// A key that had a session.
@@ -89,30 +95,49 @@ struct Known {
     client: Option<IpAddr>,
     fenced: bool,
     ended: Option<Instant>,
+    /// Its entry in the table for a successor.
+    entry: Option<u32>,
 }
 
 #[derive(Default)]
 struct Unknown {
-    keys: HashSet<u64>,
+    /// With the entry in the table for a successor.
+    keys: HashMap<u64, Option<u32>>,
     /// The same keys, oldest first.
     order: VecDeque<u64>,
 }
 
 impl Unknown {
-    fn add(&mut self, key: u64) {
-        if !self.keys.insert(key) {
+    fn add(&mut self, key: u64, saved: &mut Option<Keys>) {
+        if self.keys.contains_key(&key) {
             return;
         }
-        self.order.push_back(key);
-        if self.order.len() > UNKNOWN_MAX
+        if self.order.len() >= UNKNOWN_MAX
             && let Some(oldest) = self.order.pop_front()
         {
-            self.keys.remove(&oldest);
+            forget(saved, self.keys.remove(&oldest).flatten());
         }
+        let entry = saved.as_mut().and_then(|s| s.add(key, None, (true, false)));
+        self.order.push_back(key);
+        self.keys.insert(key, entry);
+    }
+}
+
+/// Removes an entry from the table for a successor.
+fn forget(keys: &mut Option<Keys>, entry: Option<u32>) {
+    if let (Some(keys), Some(entry)) = (keys, entry) {
+        keys.remove(entry);
     }
 }
 
 impl State {
+    /// Leaves the present state of a key to a successor.
+    fn save(&self, known: &Known) {
+        if let (Some(keys), Some(entry)) = (&self.keys, known.entry) {
+            keys.set(entry, (known.fenced, true));
+        }
+    }
+
     /// Removes keys whose sessions ended more than [`KEY_AGE`] ago.
     fn forget_old(&mut self, now: Instant) {
         while let Some(&(ended, key)) = self.ended.front()
@@ -122,7 +147,9 @@ impl State {
             if self.known.get(&key).is_none_or(|k| k.ended != Some(ended)) {
                 continue;
             }
-            let client = self.known.remove(&key).and_then(|known| known.client);
+            let known = self.known.remove(&key);
+            forget(&mut self.keys, known.as_ref().and_then(|known| known.entry));
+            let client = known.and_then(|known| known.client);
             if let Some(client) = client
                 && let Some(count) = self.by_client.get_mut(&client)
             {
@@ -154,18 +181,54 @@ impl Sessions {
         Sessions { state, wakers }
     }
 
+    /// Leaves the keys to a successor, and remembers those of a predecessor.
+    ///
+    /// # Errors
+    /// The system has no memory; the keys of the predecessor are missing.
+    pub(crate) fn keep(&self, keep: &dyn Keep) -> std::io::Result<()> {
+        let (keys, mut saved) = Keys::new(keep)?;
+        saved.sort_by_key(|one| one.since);
+        let mut state = self.lock();
+        for one in saved {
+            if !one.had_session {
+                state.unknown.order.push_back(one.key);
+                state.unknown.keys.insert(one.key, Some(one.entry));
+                continue;
+            }
+            if let Some(client) = one.client {
+                *state.by_client.entry(client).or_default() += 1;
+            }
+            // Its connections, if they are continued, join again.
+            let known = Known {
+                session: Weak::new(),
+                client: one.client,
+                fenced: one.fenced,
+                ended: Some(one.since),
+                entry: Some(one.entry),
+            };
+            state.known.insert(one.key, known);
+            state.ended.push_back((one.since, one.key));
+        }
+        state.keys = Some(keys);
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// Records the end of a session, unless another one of the same key has begun.
     fn end(&self, key: u64, now: Instant) {
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         if let Some(known) = state.known.get_mut(&key)
             && known.session.strong_count() == 0
         {
             known.ended = Some(now);
             state.ended.push_back((now, key));
+            if let Some(known) = state.known.get(&key) {
+                state.save(known);
+            }
         }
     }
 
@@ -201,9 +264,10 @@ impl Sessions {
         now: Instant,
     ) -> Result<Arc<Session>, &'static str> {
         let fenced = "its session was fenced before it began";
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         state.forget_old(now);
-        if state.unknown.keys.contains(&key) {
+        if state.unknown.keys.contains_key(&key) {
             return Err(fenced);
         }
         if let Some(known) = state.known.get(&key) {
@@ -222,11 +286,15 @@ impl Sessions {
             fenced: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&session);
-        let known = state.known.entry(key).or_insert(Known {
+        let keys = &mut state.keys;
+        let known = state.known.entry(key).or_insert_with(|| Known {
             session: Weak::new(),
             client,
             fenced: false,
             ended: None,
+            entry: keys
+                .as_mut()
+                .and_then(|keys| keys.add(key, client, (false, true))),
         });
         known.session = weak;
         known.ended = None;
@@ -235,19 +303,23 @@ impl Sessions {
 
     /// Refuses further connections with the key, and has the workers close existing ones.
     pub(crate) fn fence(&self, key: u64) -> Fence {
-        let mut state = self.lock();
-        let session = match state.known.get_mut(&key) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some(known) = state.known.get_mut(&key) {
+            known.fenced = true;
+        }
+        let session = match state.known.get(&key) {
             Some(known) => {
-                known.fenced = true;
+                state.save(known);
                 Some(known.session.upgrade())
             }
             None => {
-                state.unknown.add(key);
+                state.unknown.add(key, &mut state.keys);
                 None
             }
         };
         // This may be the last holder, and dropping the session takes the lock.
-        drop(state);
+        drop(guard);
         let known = session.is_some();
         if let Some(Some(session)) = session {
             session.fenced.store(true, Ordering::SeqCst);
@@ -264,6 +336,58 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    /// What a server leaves, in this process.
+    #[derive(Default)]
+    struct Left(Mutex<Option<OwnedFd>>, bool);
+
+    impl Keep for Left {
+        fn keep(&self, _: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+            *self.0.lock().unwrap() = Some(descriptors[0].try_clone_to_owned()?);
+            Ok(())
+        }
+
+        fn close(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn take(&self, _: &str) -> Vec<OwnedFd> {
+            self.0.lock().unwrap().take().into_iter().collect()
+        }
+
+        fn is_successor(&self) -> bool {
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_successor_refuses_what_was_fenced_and_knows_what_had_a_session() {
+        let (all, client) = (sessions(), Some(IpAddr::from([192, 0, 2, 1])));
+        let mut left = Left::default();
+        all.keep(&left).unwrap();
+        let (live, fenced) = (all.join(1, client).unwrap(), all.join(2, None).unwrap());
+        drop(all.join(3, None).unwrap());
+        all.fence(2);
+        all.fence(4);
+        for generation in 0..3 {
+            left.1 = true;
+            let next = sessions();
+            next.keep(&left).unwrap();
+            assert!(next.join(2, None).is_err() && next.join(4, None).is_err());
+            assert_eq!(next.lock().by_client.len(), 1);
+            let again = next.join(1, client).unwrap();
+            let fence = next.fence(3);
+            assert_eq!(next.outcome(&fence), Some(FenceResult::Ended));
+            assert!(next.join(3, None).is_err());
+            let fence = next.fence(4);
+            assert_eq!(next.outcome(&fence), Some(FenceResult::Unconfirmed));
+            assert!(next.join(100 + generation, None).is_ok());
+            drop(again);
+        }
+        drop((live, fenced));
+    }
 
     fn sessions() -> Arc<Sessions> {
         Arc::new(Sessions::new(Arc::default()))

@@ -1,5 +1,6 @@
 //! Non-blocking client socket, plain or with TLS.
 
+use crate::kept::step;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use rustls::ServerConnection;
 use std::io::{self, IoSlice, Read, Write};
@@ -85,6 +86,7 @@ impl Pipe {
                 return Err(io::ErrorKind::WriteZero.into());
             }
             self.len -= moved;
+            step();
         }
         Ok(())
     }
@@ -193,6 +195,7 @@ impl Socket {
         self.push()?;
         if let Some(pipe) = &mut self.pipe {
             let taken = rustix::io::writev(&pipe.to, data)?;
+            step();
             pipe.len += taken;
             return Ok(taken);
         }

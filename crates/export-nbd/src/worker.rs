@@ -144,8 +144,9 @@ impl Worker {
             touched: Vec::new(),
             next_connection: 0,
         };
-        service.resume(self.number);
-        service.serve(&self.inbox);
+        if service.resume(self.number) {
+            service.serve(&self.inbox);
+        }
         // Before its connections close: a client that connects again reaches another worker.
         self.inbox.close();
     }
@@ -242,11 +243,11 @@ impl Service<'_> {
         }
     }
 
-    /// Continues the connections of a predecessor.
-    fn resume(&mut self, worker: usize) {
+    /// Continues the connections of a predecessor; returns false if a queue must be dropped.
+    fn resume(&mut self, worker: usize) -> bool {
         let hub = Arc::clone(self.hub);
         let Some(kept) = hub.kept.as_ref().filter(|kept| kept.is_successor()) else {
-            return;
+            return true;
         };
         let all = kept.left(worker);
         let wanted: HashSet<(u32, u64)> = all.iter().flat_map(Left::unfinished_writes).collect();
@@ -283,6 +284,7 @@ impl Service<'_> {
             self.read_requests(id);
             self.after(id);
         }
+        self.process_completions()
     }
 
     fn add_connection(&mut self, newcomer: Newcomer) {

@@ -1,6 +1,6 @@
 //! Output of a connection: the negotiation, and replies with their data.
 
-use crate::kept::Place;
+use crate::kept::{Place, step};
 use crate::socket::Socket;
 use block::{Buf, Bufs};
 use std::collections::VecDeque;
@@ -123,6 +123,7 @@ fn write_counted(
 ) -> io::Result<usize> {
     if !socket.has_pipe() {
         let sent = socket.write_vectored(slices)?;
+        step();
         place.sent(sent);
         return Ok(sent);
     }

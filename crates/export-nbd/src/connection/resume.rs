@@ -141,7 +141,8 @@ impl Connection {
             kept::Phase::Unfit => Err("it has TLS, or waited for a fence"),
             kept::Phase::Negotiating => {
                 let len = left.input_len().ok_or(DAMAGED)?;
-                if (left.input, left.parsed, left.in_place) != ((0, 0), 0, false) {
+                // What was parsed may be stated already, just before the phase.
+                if left.input != (0, 0) || left.in_place {
                     return Err(DAMAGED);
                 }
                 let policy = super::tls_policy(hub, &left.raw);

@@ -1,6 +1,8 @@
 //! The place of one connection in the table.
 
-use super::{AREA_BYTES, Kept, PLACE_HEADER_WORDS, SLOT_WORDS, SLOTS, distance, name_of, position};
+use super::{
+    AREA_BYTES, Kept, PLACE_HEADER_WORDS, SLOT_WORDS, SLOTS, distance, name_of, position, step,
+};
 use crate::socket::{Pipe, Raw};
 use block::Buf;
 use nbd_proto::{Command, Errno, REQUEST_BYTES, RequestHeader};
@@ -69,6 +71,9 @@ pub(crate) enum Phase {
     /// It cannot be continued: it has TLS, or waits for a fence.
     Unfit,
 }
+
+/// [`STATE`] of a connection that the first worker has to continue from its first byte on.
+pub(super) const NEGOTIATES: u64 = 1;
 
 // Bits of [`STATE`].
 const PHASE_BITS: u64 = 3;
@@ -178,6 +183,7 @@ impl Place {
     pub(crate) fn leave(self, areas: [Area; 2]) {
         // The keeper has died if this fails, and then no other process has the socket.
         let _ = self.kept.keep.close(&name_of(self.number));
+        step();
         self.kept.clear(self.number);
         self.kept.lock().push((self.number, areas));
     }
@@ -224,12 +230,14 @@ impl Place {
 
     /// Counts received bytes.
     pub(crate) fn received(&mut self, bytes: usize, raw: &Raw) -> io::Result<()> {
+        step();
         self.received += bytes as u64;
         if self.received - self.counted < COUNT_MAX {
             return Ok(());
         }
         self.store(COUNTED_NEXT, position(self.received));
         sockets::count_received(raw)?;
+        step();
         self.counted = self.received;
         self.store(COUNTED, position(self.received));
         Ok(())
@@ -256,9 +264,11 @@ impl Place {
         for (index, word) in words[1..].iter().enumerate() {
             let (to, _) = self.word(slot_word(slot, HEADER + index));
             to.store(*word, Relaxed);
+            step();
         }
         let (sum, _) = self.word(slot_word(slot, SUM));
         sum.store(checksum(&words), Relaxed);
+        step();
         self.store(slot_word(slot, DONE), 0);
         self.store(slot_word(slot, AT), words[0]);
         Some(slot)
@@ -294,6 +304,7 @@ impl Place {
             && *end <= self.sent
         {
             self.word(slot_word(*slot, AT)).0.store(0, Release);
+            step();
             self.free.push(*slot);
             self.queued.pop_front();
         }
