@@ -87,7 +87,8 @@ fn flip(table: OwnedFd, seed: u64) {
     let words = memory.words().iter();
     let used: Vec<_> = words.filter(|word| word.load(SeqCst) != 0).collect();
     let mut random = Random(seed);
-    for _ in 0..=random.below(3) {
+    let times = if used.is_empty() { 0 } else { random.below(3) + 1 };
+    for _ in 0..times {
         let word = used[random.below(used.len() as u64) as usize];
         word.fetch_xor(1 << random.below(64), SeqCst);
     }
@@ -222,12 +223,14 @@ impl Case {
     fn connect(&self, unix: bool) -> File {
         for _ in 0..20 {
             let socket: OwnedFd = if unix {
-                let connected = UnixStream::connect(self.dir.path().join("socket")).unwrap();
+                let connected = UnixStream::connect(self.dir.path().join("socket"));
+                let connected = connected.unwrap_or_else(|e| panic!("{e}: {}", self.log()));
                 connected.set_read_timeout(Some(PATIENCE)).unwrap();
                 connected.into()
             } else {
                 let port = std::fs::read_to_string(self.dir.path().join("port")).unwrap();
-                let connected = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+                let connected = TcpStream::connect(format!("127.0.0.1:{port}"));
+                let connected = connected.unwrap_or_else(|e| panic!("{e}: {}", self.log()));
                 connected.set_read_timeout(Some(PATIENCE)).unwrap();
                 connected.into()
             };
