@@ -417,6 +417,138 @@ fn a_signal_to_the_keeper_ends_the_mount_in_order() {
     mounted.unmount(&s);
 }
 
+/// Has a request wait, kills the server, and returns the result of the successor.
+fn across_a_kill<T: Send>(mounted: &Mounted, request: impl FnOnce() -> T + Send) -> T {
+    let server = server_of(mounted).unwrap();
+    tests::signal(server, libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(request);
+        std::thread::sleep(Duration::from_millis(300));
+        tests::signal(server, libc::SIGKILL);
+        waiting.join().unwrap()
+    })
+}
+
+/// A request that the predecessor has not carried out is carried out as it was made.
+#[test]
+fn an_attribute_that_must_be_new_is_not_replaced_by_a_repeated_request() {
+    needs_root("a kill of the server of a mount");
+    use rustix::fs::{XattrFlags, setxattr};
+    use rustix::io::Errno;
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    let path = mounted.path("file");
+    fs::write(&path, "").unwrap();
+    setxattr(&path, "user.lock", b"first", XattrFlags::CREATE).unwrap();
+    let set =
+        |name: &str, flags| across_a_kill(&mounted, || setxattr(&path, name, b"other", flags));
+    assert_eq!(set("user.lock", XattrFlags::CREATE), Err(Errno::EXIST));
+    assert_eq!(set("user.none", XattrFlags::REPLACE), Err(Errno::NODATA));
+    assert_eq!(set("user.new", XattrFlags::CREATE), Ok(()));
+    let mut value = [0; 16];
+    let len = rustix::fs::getxattr(&path, "user.lock", &mut value[..]).unwrap();
+    assert_eq!(&value[..len], b"first");
+    mounted.unmount(&s);
+    disk.check();
+}
+
+/// The device may get another name, and another file its name.
+#[test]
+fn a_device_that_was_renamed_is_found_again() {
+    needs_root("a kill of the server of a mount");
+    for on in [On::Clear, On::Encrypted] {
+        let s = Sandbox::new();
+        let disk = Disk::new(&s, on, "64M");
+        let mounted = disk.mount(&["--survive"]);
+        let device = s.path(disk.device());
+        fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+        fs::rename(&device, s.path("renamed")).unwrap();
+        fs::write(&device, [0; 4096]).unwrap();
+        kill_the_server(&mounted, Duration::ZERO);
+        let found = fs::read(mounted.path("file")).unwrap();
+        same(&found, &[7; 100_000], "file");
+        mounted.unmount(&s);
+        fs::rename(s.path("renamed"), &device).unwrap();
+        disk.check();
+    }
+}
+
+#[test]
+fn a_read_only_mount_survives_and_its_device_is_free_after_the_unmount() {
+    needs_root("kills of the server of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+    mounted.unmount(&s);
+    // This opens the device.
+    disk.check();
+    let mounted = disk.mount(&["--survive", "--read-only"]);
+    let mut open = File::open(mounted.path("file")).unwrap();
+    for _ in 0..2 {
+        kill_the_server(&mounted, Duration::ZERO);
+        let mut found = Vec::new();
+        open.rewind().unwrap();
+        open.read_to_end(&mut found).unwrap();
+        same(&found, &[7; 100_000], "file");
+    }
+    drop(open);
+    mounted.unmount(&s);
+}
+
+/// A damaged log ends the mount at once; what was synced is there.
+#[test]
+fn a_damaged_log_ends_the_mount_with_what_was_synced() {
+    needs_root("a kill of the server of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    fs::write(mounted.path("synced"), [7; 100_000]).unwrap();
+    let synced = File::open(mounted.path("synced")).unwrap();
+    synced.sync_all().unwrap();
+    drop(synced);
+    for number in 0..50 {
+        fs::write(mounted.path(&format!("lost{number}")), [8; 5000]).unwrap();
+    }
+    let server = server_of(&mounted).unwrap();
+    tests::signal(server, libc::SIGSTOP);
+    let log = memory_of(&mounted, "evfs-log");
+    let mut words = vec![0; 1 << 20];
+    log.read_exact_at(&mut words, 0).unwrap();
+    // Behind its head; which entries are in use is not important.
+    for word in words[128..].chunks_exact_mut(8) {
+        if word.iter().any(|byte| *byte != 0) {
+            word[3] ^= 0x10;
+        }
+    }
+    log.write_all_at(&words, 0).unwrap();
+    tests::signal(server, libc::SIGKILL);
+    let began = Instant::now();
+    let code = mounted.ended().code();
+    assert!(matches!(code, Some(1..)), "{code:?}");
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    disk.check();
+    let mounted = disk.mount(&[]);
+    let found = fs::read(mounted.path("synced")).unwrap();
+    same(&found, &[7; 100_000], "synced");
+    mounted.unmount(&s);
+}
+
+/// Opens a memory file of the keeper.
+fn memory_of(mounted: &Mounted, name: &str) -> File {
+    let all = fs::read_dir(format!("/proc/{}/fd", mounted.pid())).unwrap();
+    let is_it = |path: &PathBuf| {
+        let to = fs::read_link(path).unwrap_or_default();
+        to.to_string_lossy().contains(name)
+    };
+    let path = all.flatten().map(|entry| entry.path()).find(is_it);
+    let path = path.expect("the keeper has it");
+    let mut open = OpenOptions::new();
+    open.read(true).write(true).open(path).unwrap()
+}
+
 #[test]
 fn what_cannot_be_continued_is_refused() {
     needs_root("mounts");

@@ -5,6 +5,7 @@
 //!   =NAME  descriptors   replace those of the name, at once
 //!   -NAME                close those of the name
 //!   !                    the server serves
+//!   .                    close all: nothing can be continued
 //! ```
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -108,6 +109,14 @@ impl Link {
         self.send('!', "", &[])
     }
 
+    /// Announces that no other server could continue either: the keeper ends with this one.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub fn give_up(&self) -> io::Result<()> {
+        self.send('.', "", &[])
+    }
+
     fn send(&self, kind: char, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if name.len() > NAME_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -173,6 +182,7 @@ impl Link {
             b'=' => drop(kept.0.insert(name, descriptors)),
             b'-' => drop(kept.0.remove(&name)),
             b'!' => all.serves = true,
+            b'.' => kept.0.clear(),
             _ => {}
         }
         Ok(())
@@ -214,6 +224,12 @@ mod tests {
             assert!(link.replace("d", &many).is_err());
             assert!(link.close(&"x".repeat(61)).is_err());
         });
+        let mut other = Kept::default();
+        kept_after(&mut other, |link| {
+            link.add("a", &many[..1]).unwrap();
+            link.give_up().unwrap();
+        });
+        assert!(other.is_empty());
         assert!(!serves && !kept.is_empty());
         assert_eq!(kept.take("a").len(), 302);
         assert!(kept.take_one("b").is_some() && kept.take_one("c").is_none());

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Open file or block device.
 #[derive(Debug)]
@@ -26,7 +27,14 @@ impl FileDevice {
     /// io_uring was required and is not available. [`ErrorKind::Invalid`]: neither a regular file
     /// nor a block device. System errors.
     pub fn open(path: &Path, options: &Options) -> Result<Arc<FileDevice>> {
-        FileDevice::open_as(path, path, options)
+        match &options.holder {
+            // The file itself: its name may be that of another file by now.
+            Holder::Predecessor(holder) => {
+                let at = format!("/proc/self/fd/{}", holder.as_raw_fd());
+                FileDevice::open_as(Path::new(&at), path, options)
+            }
+            Holder::Device | Holder::Apart => FileDevice::open_as(path, path, options),
+        }
     }
 
     /// Opens the file that is at `at` for now, under its final name `path`.
@@ -133,6 +141,7 @@ impl FileDevice {
             path: path.to_owned(),
             why_not_direct,
             lock_holder: holder,
+            in_order: AtomicBool::default(),
         };
         Ok(Arc::new(FileDevice {
             shared: Arc::new(shared),
@@ -245,6 +254,12 @@ impl FileDevice {
             rest.read_to_end(&mut bytes).map_err(failed)?;
         }
         Ok(bytes)
+    }
+
+    /// Has the lock released with the last user of the device, also if another process has the
+    /// descriptor that holds it: the device is not used any more.
+    pub fn end_in_order(&self) {
+        self.shared.in_order.store(true, Ordering::Relaxed);
     }
 
     /// Returns the descriptor that has the lock apart from the device, for

@@ -135,7 +135,7 @@ fn is_one_of(error: &std::io::Error, codes: &[i32]) -> bool {
 
 /// Releases the open lock at once. Closing the file does so too, but a ring may hold the file for a
 /// moment longer.
-pub(crate) fn drop_open_lock(file: &File) {
+pub(crate) fn drop_open_lock(file: &impl AsRawFd) {
     // SAFETY: as in `take_open_lock`; the kernel only reads the value.
     unsafe {
         let mut whole: libc::flock = std::mem::zeroed();

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// State shared by the device and its queues; only the size in `info` changes.
 #[derive(Debug)]
@@ -22,10 +23,19 @@ pub(crate) struct OpenFile {
     pub(crate) why_not_direct: Option<String>,
     /// The open file description that has the lock, if it is not that of `file`.
     pub(crate) lock_holder: Option<Arc<OwnedFd>>,
+    /// Nothing is left for a successor, which would need the lock.
+    pub(crate) in_order: AtomicBool,
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
         lock::drop_open_lock(&self.file);
+        if let Some(holder) = self
+            .lock_holder
+            .as_ref()
+            .filter(|_| *self.in_order.get_mut())
+        {
+            lock::drop_open_lock(&**holder);
+        }
     }
 }

@@ -358,7 +358,11 @@ impl Service {
         self.graph.flush()?;
         self.graph
             .close_exports(&mut self.status, Closing::InOrder)?;
-        self.graph.close()
+        self.graph.close()?;
+        if let crate::device::Disk::File(file) = &self.open.disk {
+            file.file().end_in_order();
+        }
+        Ok(())
     }
 
     fn stop_by_force(&mut self) -> Result<()> {

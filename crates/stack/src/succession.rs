@@ -287,27 +287,40 @@ impl Succession {
         self.keep("cache", &[memory, pages.file()])
     }
 
+    /// Checks whether the file system has all changes of the predecessor.
+    ///
+    /// # Errors
+    /// It has not: the mount ends, because no further successor can have them.
+    pub(crate) fn check_adopted(&self, fs: &Fs) -> Result<()> {
+        let is_complete = match fs.adoption() {
+            Adoption::Adopted { .. } => true,
+            // Without writers there are no changes.
+            Adoption::None => fs.read_only_because().is_some(),
+            Adoption::Refused(_) => false,
+        };
+        if is_complete || !self.is_successor() {
+            return Ok(());
+        }
+        self.link.give_up().map_err(lost)?;
+        Err(Error::Failed(String::from(
+            "the mount cannot be continued: the changes of the previous server are not complete",
+        )))
+    }
+
     /// Returns the mount of the predecessor, whose file system was opened as `fs`.
     ///
     /// # Errors
     /// It left none, or what it left is damaged: the mount cannot be continued.
     pub(crate) fn mount(&self, fs: &Arc<Fs>) -> Result<export_fuse::Predecessor> {
-        let tables = self.tables.get();
-        let (Adoption::Adopted { requests }, Some(tables)) = (fs.adoption(), tables) else {
-            return Err(Error::Failed(String::from(
-                "the mount cannot be continued: the changes of the previous server are not complete",
-            )));
-        };
-        let mut done = tables.requests.done();
-        done.extend(requests);
-        tables.requests.inherit(&done);
+        self.check_adopted(fs)?;
+        let done = self.tables.get().map(|tables| tables.requests.done());
         let mut kept = self.take("mount");
         let (Some(record), Some(device)) = (kept.pop(), kept.pop()) else {
             return Err(Error::Failed(String::from(
                 "the previous server left no mount",
             )));
         };
-        read_record(record, device, fs, done).map_err(damaged)
+        read_record(record, device, fs, done.unwrap_or_default()).map_err(damaged)
     }
 
     /// Announces that the mount is served, so that what only the predecessor used is closed.

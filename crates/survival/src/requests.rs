@@ -42,6 +42,15 @@ pub fn current() -> u64 {
     CURRENT.get().1
 }
 
+/// Carries out work of the file system itself, on a thread that may carry out a request: the work is
+/// not that of the request.
+pub fn aside<T>(work: impl FnOnce() -> T) -> T {
+    let (slot, unique) = CURRENT.replace((0, 0));
+    let done = work();
+    CURRENT.set((slot, unique));
+    done
+}
+
 /// Table of the requests in progress. See the module.
 pub struct Requests {
     memory: Memory,
@@ -208,6 +217,20 @@ mod tests {
         requests.inherit(&many);
         let kept = successor(&requests).done();
         assert!(kept.contains(&5000) && kept.len() <= INHERITED + 1);
+        requests.end();
+    }
+
+    #[test]
+    fn work_beside_a_request_does_not_carry_it_out() {
+        let requests = Requests::create().unwrap();
+        requests.begin(1, 70);
+        aside(|| {
+            assert_eq!(current(), 0);
+            requests.carried_out();
+        });
+        assert!(current() == 70 && requests.done().is_empty());
+        requests.carried_out();
+        assert_eq!(requests.done(), HashSet::from([70]));
         requests.end();
     }
 

@@ -69,10 +69,6 @@ impl Tree {
 
     fn serve_repeated(&self, request: &Request<'_>, done: bool, reply: Reply<'_>) {
         let (header, node) = (&request.header, request.header.node);
-        // An attribute that must not exist yet, or must, may be the one that the predecessor has set.
-        if let Operation::SetXattr { name, value, .. } = &request.operation {
-            return reply.result(self.set_xattr(header, name, (value, SetXattr::Any)));
-        }
         // The kernel has chosen the place of an append, which may have been made.
         if let Operation::Write(write) = &request.operation {
             let flags = write.flags & !(libc::O_APPEND as u32);
@@ -140,6 +136,10 @@ impl Tree {
                     error => Err(error),
                 }));
             }
+            // One that had to be new is the one that the predecessor has set.
+            Operation::SetXattr { name, value, .. } => {
+                reply.result(self.set_xattr(header, name, (value, SetXattr::Any)));
+            }
             Operation::RemoveXattr { name } => {
                 let result = self.files.remove_xattr(node, name);
                 reply.result(result.or_else(|error| match error.kind() {
@@ -164,6 +164,7 @@ fn is_one_step(operation: &Operation<'_>) -> bool {
             | Operation::Unlink { .. }
             | Operation::RmDir { .. }
             | Operation::Rename { .. }
+            | Operation::SetXattr { .. }
             | Operation::RemoveXattr { .. }
     )
 }

@@ -87,7 +87,11 @@ fn flip(table: OwnedFd, seed: u64) {
     let words = memory.words().iter();
     let used: Vec<_> = words.filter(|word| word.load(SeqCst) != 0).collect();
     let mut random = Random(seed);
-    let times = if used.is_empty() { 0 } else { random.below(3) + 1 };
+    let times = if used.is_empty() {
+        0
+    } else {
+        random.below(3) + 1
+    };
     for _ in 0..times {
         let word = used[random.below(used.len() as u64) as usize];
         word.fetch_xor(1 << random.below(64), SeqCst);

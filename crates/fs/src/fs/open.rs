@@ -163,6 +163,8 @@ impl Fs {
                  durable: {why}",
                 io.info().name
             );
+            // The log stays as it is, so that every later successor refuses it as well.
+            options.survival = None;
         }
         match found.load_space(&db, &now, &space, &heritage.replayed) {
             Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
@@ -176,7 +178,6 @@ impl Fs {
             loaded => loaded?,
         }
         if let Some(survival) = &options.survival {
-            // Before the opening is counted, which would make a log that was refused fit.
             survival.begin(&disk, matches!(adoption, Adoption::Adopted { .. }));
         }
         let generation = if options.read_only {
@@ -237,6 +238,12 @@ impl Fs {
                     .as_ref()
                     .expect("just opened"),
             )?;
+            if let (Adoption::Adopted { requests }, Some(survival)) =
+                (&adoption, &inner.options.survival)
+            {
+                // The commit drops the entries that name them.
+                survival.inherit(requests);
+            }
             if replayed {
                 inner.commit_replayed()?;
             }

@@ -28,6 +28,7 @@ use layer_cpu::{Layer, home};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
+use survival::requests::aside;
 
 /// Multiple of the backlog limit beyond which callers wait for a commit.
 const BACKLOGS_MAX: usize = 2;
@@ -104,9 +105,13 @@ impl FsShared {
             state.commit_steps();
             return Err(self.fail_in(state, error));
         }
-        self.save(state, &[]);
-        let changes = state.changes;
-        self.save_ahead(state);
+        // The thread may wait for room before it carries out a request, which this is not.
+        let changes = aside(|| {
+            self.save(state, &[]);
+            let changes = state.changes;
+            self.save_ahead(state);
+            changes
+        });
         let (delta, keys) = state.items.take_delta();
         Ok(Taken {
             delta,

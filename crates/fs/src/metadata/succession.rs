@@ -100,6 +100,15 @@ impl Survival {
         self.log.mark(Mark::Begun, low(disk.epoch));
     }
 
+    /// Keeps the requests that predecessors have carried out, those in the log and those in the table.
+    pub(crate) fn inherit(&self, logged: &HashSet<u64>) {
+        if let Some(requests) = &self.requests {
+            let mut done = requests.done();
+            done.extend(logged);
+            requests.inherit(&done);
+        }
+    }
+
     /// Records that the number of openings is about to change on the disk.
     pub(crate) fn opening(&self, openings: u32) {
         self.log.mark(Mark::Opening, openings);

@@ -172,6 +172,7 @@ pub(super) fn build(
     let cache = cache.cache()?;
     let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
     if let Some(succession) = settings.succession() {
+        succession.check_adopted(&fs)?;
         succession.adopt_pages(&cache, &files)?;
     }
     let shown = spec.snapshots && !is_snapshot;
