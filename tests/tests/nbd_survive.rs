@@ -14,12 +14,11 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-use tests::{Ran, Random, Sandbox, signal, wait_until};
+use tests::{Random, Sandbox, signal, wait_until};
 
 /// Bytes of the device that one client uses.
 const REGION: usize = 12 << 20;
@@ -444,4 +443,90 @@ fn clients_of_a_cached_volume_do_not_notice_that_the_server_is_killed() {
 #[test]
 fn clients_do_not_notice_a_kill_without_the_cache() {
     survives(&["--threads", "2", "--direct"]);
+}
+
+mod needs_peer {
+    use super::*;
+    use std::process::{Child, Stdio};
+
+    /// Starts another NBD server that is a client of the volume, and returns its socket.
+    fn proxy(s: &Sandbox, program: &str, uri: &str) -> (tests::Killed, std::path::PathBuf) {
+        let socket = s.path(&format!("{program}.sock"));
+        let at = socket.to_str().unwrap();
+        let mut command = Command::new(program);
+        match program {
+            "nbdkit" => command.args(["-f", "-U", at, "nbd", &format!("uri={uri}")]),
+            _ => command.args(["-f", "raw", "-k", at, "-t", "-e", "4", "-x", "", uri]),
+        };
+        let child = command.spawn().expect("the peer is installed");
+        wait_until("the peer listens", || socket.exists());
+        (tests::Killed(child), socket)
+    }
+
+    fn fio(s: &Sandbox, name: &str, uri: &str, offset: &str) -> Child {
+        Command::new("fio")
+            .args([
+                "--ioengine=nbd",
+                "--rw=randrw",
+                "--bsrange=4k-128k",
+                "--iodepth=16",
+            ])
+            .args([
+                "--verify=crc32c",
+                "--verify_fatal=1",
+                "--size=12M",
+                "--fsync=64",
+            ])
+            .args(["--time_based", "--runtime=8", "--bs_unaligned=0"])
+            .arg(format!("--offset={offset}"))
+            .arg(format!("--name={name}"))
+            .arg(format!("--uri={uri}"))
+            .current_dir(s.path(""))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("fio is installed")
+    }
+
+    /// fio verifies what it wrote, over libnbd, and through the clients of nbdkit and qemu.
+    #[test]
+    fn libnbd_nbdkit_and_qemu_do_not_notice_kills() {
+        let s = Sandbox::new();
+        s.volume("v.img", "64M", &[]);
+        let listen = [
+            "--nbd-unix",
+            "v.sock",
+            "--nbd",
+            "127.0.0.1:0",
+            "--threads",
+            "2",
+        ];
+        let kept = Kept::attach(&s, &listen);
+        let unix = format!("nbd+unix:///v?socket={}", s.path("v.sock").display());
+        let tcp = format!("nbd://{}/v", tcp_address(&kept));
+        let (_nbdkit, kit) = proxy(&s, "nbdkit", &unix);
+        let (_qemu, qemu) = proxy(&s, "qemu-nbd", &tcp);
+        let through =
+            |socket: &std::path::Path| format!("nbd+unix:///?socket={}", socket.display());
+        let all = [
+            fio(&s, "libnbd", &unix, "0"),
+            fio(&s, "tcp", &tcp, "12M"),
+            fio(&s, "nbdkit", &through(&kit), "24M"),
+            fio(&s, "qemu", &through(&qemu), "36M"),
+        ];
+        let mut random = Random::from_environment();
+        let until = Instant::now() + Duration::from_secs(8);
+        let mut killed = 0;
+        while Instant::now() < until {
+            kept.kill(Duration::from_millis(300 + random.below(700)));
+            killed += 1;
+        }
+        eprintln!("{killed} kills");
+        for child in all {
+            let ended = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success(), "{said}{}", kept.said());
+        }
+        kept.detach(&s);
+    }
 }
