@@ -2,6 +2,7 @@
 
 use crate::holes::{DISCARDED, Holes, TRIED};
 use crate::io::{Bytes, Durability};
+use crate::survival::Table;
 use block::BlockDevice;
 use fuse_mount::fuse_proto::reply::Directory;
 use fuse_mount::fuse_proto::{
@@ -9,7 +10,7 @@ use fuse_mount::fuse_proto::{
 };
 use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Time for which the kernel may cache names and sizes. It is notified of a new size.
 const TTL: Duration = Duration::from_secs(3600);
@@ -18,7 +19,7 @@ pub(crate) const FIRST_FILE: u64 = 2;
 /// Number of background requests (asynchronous direct I/O, loop devices) that the kernel may queue.
 const BACKGROUND: u16 = 256;
 
-/// File handle of this process's own loop device; all others have 0.
+/// File handle of the server's own loop device; all others have 0. It is valid for each successor.
 const OF_LOOP_DEVICE: u64 = 1;
 
 /// A device and the name of its file.
@@ -48,19 +49,20 @@ struct File {
 }
 
 impl Files {
-    pub(crate) fn new(exports: Vec<Export>) -> Files {
-        let file = |export: Export| {
+    /// Creates the directory, with a table of as many files.
+    pub(crate) fn new(exports: Vec<Export>, table: &Table) -> Files {
+        let file = |(index, export): (usize, Export)| {
             let read_only = export.read_only || export.device.info().read_only;
             File {
                 name: export.name,
                 bytes: Bytes::new(export.device),
                 read_only,
-                holes: Arc::default(),
+                holes: Arc::new(table.holes(index)),
             }
         };
         Files {
-            files: exports.into_iter().map(file).collect(),
-            mounted: now(),
+            files: exports.into_iter().enumerate().map(file).collect(),
+            mounted: table.mounted(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         }
@@ -148,10 +150,7 @@ impl Files {
                 reply.error(Errno::ROFS);
             }
             Some(_) => {
-                // The request names the thread; the only opens by this process are for its own
-                // loop devices.
-                let thread = format!("/proc/self/task/{}", request.header.pid);
-                let handle = if std::path::Path::new(&thread).exists() {
+                let handle = if is_own(request.header.pid) {
                     OF_LOOP_DEVICE
                 } else {
                     0
@@ -245,7 +244,7 @@ impl Files {
             libc::FALLOC_FL_ZERO_RANGE => {
                 if by_loop(DISCARDED) {
                     // Another program has reconfigured the device: holes may be zeroings again.
-                    file.holes.disable_zeroing(|| ());
+                    file.holes.refuse();
                 }
                 file.bytes.zero(offset, length).map_err(|e| errno(&e))
             }
@@ -259,18 +258,22 @@ impl Files {
     }
 }
 
+/// Reports whether a request is by this process or a child: the only opens by these are for its own
+/// loop device.
+fn is_own(pid: u32) -> bool {
+    let parent = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // After the name, which is in parentheses, and the state.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        fields.nth(1)?.parse().ok()
+    };
+    let is_thread = || std::path::Path::new(&format!("/proc/self/task/{pid}")).exists();
+    parent() == Some(std::process::id()) || is_thread()
+}
+
 fn errno(error: &block::Error) -> Errno {
     tracing::warn!(name: "EVFS-0601", "{error}");
     Errno::from_raw_os_error(error.errno())
-}
-
-fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let since = since.unwrap_or_default();
-    Time {
-        seconds: since.as_secs() as i64,
-        nanos: since.subsec_nanos(),
-    }
 }
 
 impl Serve for Files {

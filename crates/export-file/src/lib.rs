@@ -16,6 +16,9 @@
 //! each configured one, because most of the time they wait for the disk. Memory: 2 MiB for each,
 //! and the buffer for a request.
 //!
+//! A mount and its loop device can outlive the server ([`Mount::start_held`], [`Mount::resume`],
+//! [`Mount::adopt_loop`]): `survival.rs` says why a request may be carried out twice.
+//!
 //! Out of scope: growing or renaming files, and files other than the given ones.
 
 mod files;
@@ -23,8 +26,10 @@ mod holes;
 mod io;
 pub mod loopdev;
 mod mount;
+mod survival;
 
 pub use files::Export;
 pub use fuse_mount::{Users, WhenBusy};
 pub use holes::Holes;
 pub use mount::{Config, Mount, clear_dead};
+pub use survival::{HeldMount, HoldMount, Predecessor};

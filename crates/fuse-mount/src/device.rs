@@ -123,6 +123,9 @@ impl Buffer {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
+        // A child would make the kernel copy the pages that it writes to. SAFETY: the range was mapped
+        // just now.
+        unsafe { libc::madvise(memory, len, libc::MADV_DONTFORK) };
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Buffer { memory, len })
     }

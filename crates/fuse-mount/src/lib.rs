@@ -22,6 +22,7 @@ mod loop_device;
 mod mount;
 mod mountpoint;
 mod notifier;
+mod record;
 mod serve;
 mod session;
 mod settings;
@@ -30,16 +31,16 @@ mod turn;
 mod users;
 mod waiting;
 
+pub use apart::apart;
 pub use fuse_proto;
-pub use loop_device::{
-    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, attach_loop, loop_control, renew_loop,
-};
+pub use loop_device::{attach_loop_apart, loop_control, renew_loop};
 pub use mount::{Mount, Users};
 pub use mountpoint::{
     WhenBusy, abort, clear_dead, is_mounted, may_gain_privileges, mount_helper, no_mounts,
     server_died,
 };
 pub use notifier::Notifier;
+pub use record::read_record;
 pub use rustix::io::Errno;
 pub use serve::{Reply, Serve};
 pub use session::{Held, Hold};

@@ -1,9 +1,14 @@
 //! Loop devices: the search for a free one, and its configuration.
 
+use crate::apart::apart;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 // <linux/loop.h>
@@ -13,11 +18,11 @@ const LOOP_CTL_GET_FREE: u32 = 0x4C82;
 const LOOP_CONFIGURE: u32 = 0x4C0A;
 
 /// Flag of a device that refuses writes.
-pub const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_READ_ONLY: u32 = 1;
 /// Flag of a device that the kernel removes after its last close.
 pub(crate) const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// Flag of a device that bypasses the page cache of its file.
-pub const LO_FLAGS_DIRECT_IO: u32 = 16;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 /// Attempts to get a free device before other programs take it.
 const TRIES: usize = 64;
@@ -61,31 +66,103 @@ pub fn loop_control() -> io::Result<File> {
 ///
 /// # Errors
 /// Errors of the system.
-pub fn attach_loop(
+pub(crate) fn attach_loop(
     control: &File,
     backing: &File,
     name: &[u8],
     block_size: u32,
     flags: u32,
 ) -> io::Result<(PathBuf, File)> {
-    let mut config = LoopConfig {
-        fd: backing.as_raw_fd() as u32,
-        block_size,
-        device_inode_rdevice: [0; 3],
-        offset: 0,
-        size_limit: 0,
-        number: 0,
-        encrypt_type: 0,
-        encrypt_key_size: 0,
-        flags,
-        file_name: [0; 64],
-        crypt_name: [0; 64],
-        encrypt_key: [0; 32],
-        init: [0; 2],
-        reserved: [0; 8],
+    let config = LoopConfig::new(backing.as_fd(), name, block_size, flags);
+    attach_free(control, |path| {
+        let device = open(path, flags)?;
+        config.apply(&device)?;
+        Ok(File::from(device))
+    })
+}
+
+/// Creates a loop device over a file that this process serves, with blocks of `block_size` bytes, and
+/// which bypasses the page cache of the file. Returns its path.
+///
+/// # Errors
+/// Errors of the system, for example if the user is not root.
+pub fn attach_loop_apart(file: &Path, block_size: u32, read_only: bool) -> io::Result<PathBuf> {
+    let flags = LO_FLAGS_DIRECT_IO | if read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    let name = file.as_os_str().as_bytes();
+    let file = CString::new(name)?;
+    let (path, ()) = attach_free(&loop_control()?, |path| {
+        let attach = || {
+            let backing = open_with(&file, flags, OFlags::DIRECT).map_err(|e| match e {
+                // Those would mean that the device is missing.
+                Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::BUSY => Errno::STALE,
+                other => other,
+            })?;
+            let device = open(path, flags)?;
+            LoopConfig::new(backing.as_fd(), name, block_size, flags).apply(&device)
+        };
+        // SAFETY: only system calls.
+        unsafe { apart(attach) }
+    })?;
+    Ok(path)
+}
+
+impl LoopConfig {
+    fn new(backing: BorrowedFd<'_>, name: &[u8], block_size: u32, flags: u32) -> LoopConfig {
+        let mut config = LoopConfig {
+            fd: backing.as_raw_fd() as u32,
+            block_size,
+            device_inode_rdevice: [0; 3],
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags,
+            file_name: [0; 64],
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+            reserved: [0; 8],
+        };
+        for (byte, of_name) in config.file_name[..63].iter_mut().zip(name) {
+            *byte = *of_name;
+        }
+        config
+    }
+
+    /// Lets the kernel configure a device. Makes one system call.
+    fn apply(&self, device: &OwnedFd) -> rustix::io::Result<()> {
+        // SAFETY: `self` has the layout of `struct loop_config` (its size is asserted), and the kernel
+        // only reads it.
+        match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, self) } {
+            0 => Ok(()),
+            // SAFETY: the location is that of this thread.
+            _ => Err(Errno::from_raw_os_error(unsafe {
+                *libc::__errno_location()
+            })),
+        }
+    }
+}
+
+/// Opens a device, or a file, as a device with these flags needs it.
+fn open(path: &CStr, flags: u32) -> rustix::io::Result<OwnedFd> {
+    open_with(path, flags, OFlags::empty())
+}
+
+fn open_with(path: &CStr, flags: u32, also: OFlags) -> rustix::io::Result<OwnedFd> {
+    let access = match flags & LO_FLAGS_READ_ONLY {
+        0 => OFlags::RDWR,
+        _ => OFlags::RDONLY,
     };
-    let len = name.len().min(63);
-    config.file_name[..len].copy_from_slice(&name[..len]);
+    rustix::fs::open(path, access | also | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Calls `attach` with the path of a free loop device, and again with another one if another program
+/// has taken it. Returns the path and the result.
+fn attach_free<T>(
+    control: &File,
+    mut attach: impl FnMut(&CStr) -> rustix::io::Result<T>,
+) -> io::Result<(PathBuf, T)> {
     for _ in 0..TRIES {
         // SAFETY: this request takes no argument and returns a number.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
@@ -95,25 +172,13 @@ pub fn attach_loop(
         // Its limits may be those of an earlier user. If a program has it open, it is used as
         // it is.
         let _ = renew_loop(control, number);
-        let path = PathBuf::from(format!("/dev/loop{number}"));
-        let writable = flags & LO_FLAGS_READ_ONLY == 0;
-        let device = match OpenOptions::new().read(true).write(writable).open(&path) {
-            // Another process is just removing and adding it.
-            Err(e) if is_missing(&e) => {
-                std::thread::sleep(RETRY_PAUSE);
-                continue;
-            }
-            other => other?,
-        };
-        // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
-        // the kernel only reads it.
-        if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
-            return Ok((path, device));
-        }
-        let error = io::Error::last_os_error();
-        // Another program took this number between the two calls: request another.
-        if error.raw_os_error() != Some(libc::EBUSY) && !is_missing(&error) {
-            return Err(error);
+        let path = format!("/dev/loop{number}");
+        match attach(&CString::new(path.as_str())?) {
+            Ok(attached) => return Ok((path.into(), attached)),
+            // Another program took this number between the two calls, or is just removing and adding
+            // it.
+            Err(Errno::BUSY | Errno::NOENT | Errno::NXIO | Errno::NODEV) => {}
+            Err(error) => return Err(error.into()),
         }
         std::thread::sleep(RETRY_PAUSE);
     }
@@ -140,12 +205,4 @@ pub fn renew_loop(control: &File, number: i32) -> io::Result<bool> {
         }
     }
     Ok(true)
-}
-
-/// Checks whether an error means that a loop device does not exist (any more).
-fn is_missing(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)
-    )
 }

@@ -1,6 +1,6 @@
 //! A mount, from the start of its session to its end.
 
-use crate::apart::leave_descriptors;
+use crate::apart::apart;
 use crate::attach::attach;
 use crate::device::Device;
 use crate::mountpoint::{
@@ -14,7 +14,9 @@ use crate::table::mounts;
 use crate::{Error, users};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -136,7 +138,11 @@ impl Mount {
         let (kernel, is_new) = (Arc::new(kernel), offer.is_none());
         let mount = topmost(mounts(), &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
-            std::io::Error::other("/proc/self/mountinfo does not list the mount; mount /proc")
+            std::io::Error::other(if is_new {
+                "/proc/self/mountinfo does not list the mount; mount /proc"
+            } else {
+                "it was unmounted"
+            })
         })?;
         let mut mount = Mount {
             mountpoint,
@@ -205,15 +211,17 @@ impl Mount {
             return true;
         }
         let (done, ended) = mpsc::channel::<()>();
-        let mountpoint = self.mountpoint.clone();
+        let Ok(mountpoint) = CString::new(self.mountpoint.as_os_str().as_bytes()) else {
+            return false;
+        };
         let ask = move || {
-            if leave_descriptors().is_err() {
-                return;
-            }
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            if let Ok(dir) = rustix::fs::open(&mountpoint, flags, Mode::empty()) {
-                let _ = rustix::fs::syncfs(&dir);
-            }
+            let sync = || {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = rustix::fs::open(&*mountpoint, flags, Mode::empty())?;
+                rustix::fs::syncfs(&dir)
+            };
+            // SAFETY: only system calls.
+            let _ = unsafe { apart(sync) };
             drop(done);
         };
         let thread = std::thread::Builder::new().name("fuse-sync-test".into());

@@ -63,12 +63,13 @@ impl Ring {
         // One thread submits, and completions do not interrupt it while it computes (5.19, 6.0); an
         // older kernel gets a plain ring. Deferring completions to the reap altogether
         // (DEFER_TASKRUN) is not used: a sleep on the ring's descriptor is then not ended by every
-        // kind of completion.
+        // kind of completion. A child process would keep the ring, and with it the file and its lock.
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_coop_taskrun()
+            .dontfork()
             .build(depth)
-            .or_else(|_| IoUring::builder().build(depth))?;
+            .or_else(|_| IoUring::builder().dontfork().build(depth))?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         Ok(Ring {
             ring,
