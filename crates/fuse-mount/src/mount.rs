@@ -136,7 +136,12 @@ impl Mount {
         hold: Hold<'_>,
     ) -> std::io::Result<Mount> {
         let (kernel, is_new) = (Arc::new(kernel), offer.is_none());
-        let mount = topmost(mounts(), &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
+        let mut mounts = mounts();
+        if !is_new {
+            // Something else may be mounted over it.
+            mounts.retain(|mount| KINDS.contains(&&*mount.kind));
+        }
+        let mount = topmost(mounts, &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
             std::io::Error::other(if is_new {
                 "/proc/self/mountinfo does not list the mount; mount /proc"

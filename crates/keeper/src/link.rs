@@ -41,6 +41,11 @@ impl Kept {
         if all.len() == 1 { all.pop() } else { None }
     }
 
+    /// Reports whether something is held under a name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Reports whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

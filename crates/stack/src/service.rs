@@ -219,8 +219,11 @@ impl Service {
     ) -> Result<Service> {
         let open = spec.open(target)?;
         signals::stop_in_order();
-        let listener = Listener::bind(run_dir, spec.name())?;
         let settings = target.settings;
+        let listener = match settings.succession() {
+            None => Listener::bind(run_dir, spec.name())?,
+            Some(succession) => succession.listener(run_dir, spec.name())?,
+        };
         let built = match spec {
             ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, settings, cache)?,
             ServiceSpec::Mount(spec) => match foreign_mount::build(spec, &open, cache)? {

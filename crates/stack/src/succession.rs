@@ -10,6 +10,9 @@
 //!   cache        the memory of the cache, and the table of its dirty pages
 //!   mount        the descriptor of the mount, and what the kernel offered for it
 //!   clones-N     those by which the threads of server N receive
+//!   control      the socket for requests of other processes
+//!   file-mount   the descriptor of a mount with a volume as a file, its record, and its table
+//!   loop         a name of the loop device
 //!   flush        whether a flush of a volume has failed
 //!   nbd-...      what the NBD server leaves: see the crate export-nbd
 //! ```
@@ -17,9 +20,11 @@
 //! The keeper holds the descriptors. **Invariant:** everything that a successor needs is held before
 //! the first request is served, and what belongs together is replaced at once.
 
+use crate::control::Listener;
 use crate::{Error, Result};
 use block::{BlockDevice, StickyFlush};
 use cache::{Cache, CachedDevice, Predecessor};
+use export_file::loopdev::LoopDevice;
 use export_fuse::HeldMount;
 use export_nbd::Keep;
 use fs::{Adoption, Files, Fs, Superblock};
@@ -30,7 +35,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use survival::{Log, Memory, OpenFiles, Pages, Requests};
@@ -336,6 +341,78 @@ impl Succession {
 }
 
 impl Succession {
+    /// Listens for requests of other processes. They wait while no server runs.
+    ///
+    /// # Errors
+    /// The name is taken; the keeper has died.
+    pub(crate) fn listener(&self, run_dir: &Path, name: &str) -> Result<Listener> {
+        let listener = match self.take("control").pop() {
+            Some(socket) if self.is_successor() => Listener::continued(run_dir, name, socket)?,
+            _ => Listener::bind(run_dir, name)?,
+        };
+        self.keep("control", &[listener.as_fd()])?;
+        Ok(listener)
+    }
+
+    /// Mounts a volume as a file, or continues the mount of the predecessor.
+    ///
+    /// # Errors
+    /// As [`export_file::Mount::start_held`] and [`export_file::Mount::resume`]; what the predecessor
+    /// left is damaged.
+    pub(crate) fn mount_file(
+        &self,
+        config: export_file::Config,
+        export: export_file::Export,
+    ) -> Result<export_file::Mount> {
+        let clones = clones(self.generation);
+        let mut hold = |mount: &export_file::HeldMount<'_>| {
+            let record = mount.session.record()?;
+            let all = [mount.session.device, record.as_fd(), mount.table];
+            self.link.replace("file-mount", &all)?;
+            self.link.add(&clones, &mount.session.clones)
+        };
+        let left = <[OwnedFd; 3]>::try_from(self.take("file-mount"));
+        let Ok([device, record, table]) = left else {
+            return Ok(export_file::Mount::start_held(
+                config,
+                vec![export],
+                &mut hold,
+            )?);
+        };
+        let before = export_file::Predecessor::new(device, &record, table).map_err(damaged)?;
+        Ok(export_file::Mount::resume(
+            config,
+            vec![export],
+            before,
+            &mut hold,
+        )?)
+    }
+
+    /// Reports whether the predecessor has left a mount.
+    pub(crate) fn has_mount(&self) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.has("file-mount")
+    }
+
+    /// Creates a loop device, or continues that of the predecessor. The mount is served.
+    ///
+    /// # Errors
+    /// As [`LoopDevice::attach`]; the keeper has died.
+    pub(crate) fn loop_device(
+        &self,
+        mount: &export_file::Mount,
+        name: &str,
+        (block, read_only): (u32, bool),
+    ) -> Result<LoopDevice> {
+        let device = if self.is_successor() {
+            mount.adopt_loop(name, self.take("loop").pop(), (block, read_only))?
+        } else {
+            LoopDevice::attach(&mount.path_of(name), block, read_only)?
+        };
+        self.keep("loop", &[device.descriptor()?.as_fd()])?;
+        Ok(device)
+    }
+
     /// Lets a failed flush stay final for successors.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use crate::peer::{is_trusted_user, peer};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -55,6 +55,23 @@ impl Listener {
         let listener = bound.map_err(failed)?;
         Ok(Listener {
             listener,
+            path,
+            name: Mutex::new(Some(own)),
+        })
+    }
+
+    /// Takes the name again, whose socket a predecessor has left.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn continued(run_dir: &Path, name: &str, socket: OwnedFd) -> Result<Listener> {
+        let path = socket_path(run_dir, name);
+        let failed = |e| Error::io("cannot listen on", &path, e);
+        let own = Name::take(run_dir, name).map_err(failed)?;
+        let own =
+            own.ok_or_else(|| Error::Busy(format!("another process has the name `{name}`")))?;
+        Ok(Listener {
+            listener: UnixListener::from(socket),
             path,
             name: Mutex::new(Some(own)),
         })

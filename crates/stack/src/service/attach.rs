@@ -102,11 +102,6 @@ impl AttachSpec {
 
     fn check(&self) -> Result<()> {
         check_name(&self.name, "an attached volume")?;
-        if self.survives && (self.fuse.is_some() || self.loop_device) {
-            return Err(Error::Usage(String::from(
-                "cannot attach with --survive and --fuse or --loop; omit one of them",
-            )));
-        }
         if let Some(folder) = &self.fuse {
             check_mount_point(folder)?;
         }
@@ -275,10 +270,17 @@ impl AttachGraph {
         let Some(folder) = &spec.fuse else {
             return Ok(());
         };
-        export_file::clear_dead(folder)?;
+        // Whoever looks at a mount that is to be continued waits for this process.
+        let continues = self.succession.as_ref().is_some_and(|s| s.has_mount());
+        if !continues {
+            export_file::clear_dead(folder)?;
+        }
         // The default mount point is removed later even if an earlier, killed process made it.
         if folder.parent() == Some(&*self.run_dir) {
-            std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot create", folder, e))?;
+            if !continues {
+                std::fs::create_dir_all(folder)
+                    .map_err(|e| Error::io("cannot create", folder, e))?;
+            }
             self.made_dir = Some(folder.clone());
         }
         let export = export_file::Export {
@@ -290,7 +292,10 @@ impl AttachGraph {
             threads: spec.threads,
             ..export_file::Config::new(folder.clone())
         };
-        let mount = export_file::Mount::start(config, vec![export])?;
+        let mount = match &self.succession {
+            None => export_file::Mount::start(config, vec![export])?,
+            Some(succession) => succession.mount_file(config, export)?,
+        };
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);
         let at = file.display().to_string();
@@ -302,9 +307,12 @@ impl AttachGraph {
         let Some(mount) = self.mount.as_ref().filter(|_| self.spec.loop_device) else {
             return Ok(());
         };
-        let file = mount.path_of(&self.spec.name);
+        let name = &self.spec.name;
         let block = self.device.info().logical_block_size;
-        let device = LoopDevice::attach(&file, block, status.read_only)?;
+        let device = match &self.succession {
+            None => LoopDevice::attach(&mount.path_of(name), block, status.read_only)?,
+            Some(succession) => succession.loop_device(mount, name, (block, status.read_only))?,
+        };
         let at = device.path().display().to_string();
         status.exports.push(ExportAt::new("loop", at));
         if !device.pass_discards(mount.holes().filter(|_| status.discards)) {
@@ -357,10 +365,15 @@ impl Graph for AttachGraph {
             self.start_fuse(status)?;
         }
         if self.loop_device.is_none() {
-            self.start_loop(status)?;
+            let started = self.start_loop(status);
+            if started.is_err() && self.succession.as_ref().is_some_and(|s| s.is_successor()) {
+                // It stays for another successor.
+                std::mem::forget(self.mount.take());
+            }
+            started?;
         }
         match &self.succession {
-            Some(succession) => succession.serving(),
+            Some(succession) => succession.mounted(),
             None => Ok(()),
         }
     }

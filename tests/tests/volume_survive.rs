@@ -1,5 +1,6 @@
-//! The server of a volume with `--survive` is killed again and again while clients use it over NBD:
-//! their connections go on, no request fails, and each acknowledged byte is there, flushed or not.
+//! The server of a volume with `--survive` is killed again and again while clients use it over NBD, as
+//! a file and through a loop device: connections go on, no request fails, and each acknowledged byte
+//! is there, flushed or not.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -322,10 +323,7 @@ impl Kept {
             keeper: tests::Killed(child),
             log,
         };
-        let socket = s.path("v.sock");
-        wait_until("the volume is attached", || {
-            socket.exists() && kept.said().contains("nbd")
-        });
+        wait_until("the volume is attached", || kept.said().contains("v: "));
         kept
     }
 
@@ -443,6 +441,116 @@ fn clients_of_a_cached_volume_do_not_notice_that_the_server_is_killed() {
 #[test]
 fn clients_do_not_notice_a_kill_without_the_cache() {
     survives(&["--threads", "2", "--direct"]);
+}
+
+mod needs_root {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use tests::needs_root;
+
+    /// Writes, reads and makes durable ranges of a file that no other program writes.
+    fn use_file(path: &Path, seed: u64, is_over: &AtomicBool) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut random = Random::new(seed);
+        let mut content = vec![0; 4 << 20];
+        file.read_exact_at(&mut content, 0).unwrap();
+        while !is_over.load(Relaxed) {
+            let len = random.below(200_000) as usize + 1;
+            let at = random.below((content.len() - len) as u64) as usize;
+            match random.below(8) {
+                0..=3 => {
+                    let bytes = random.bytes(len);
+                    file.write_all_at(&bytes, at as u64).unwrap();
+                    content[at..at + len].copy_from_slice(&bytes);
+                }
+                4 => file.sync_all().unwrap(),
+                _ => {
+                    let mut found = vec![0; len];
+                    file.read_exact_at(&mut found, at as u64).unwrap();
+                    assert!(found == content[at..at + len], "{len} bytes at {at}");
+                }
+            }
+        }
+        let mut found = vec![0; content.len()];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == content, "at the end");
+    }
+
+    fn kill_while(kept: &Kept, work: impl Fn(&AtomicBool) + Sync) {
+        let is_over = AtomicBool::new(false);
+        let mut random = Random::from_environment();
+        let all = || {
+            std::thread::scope(|scope| {
+                let worker = scope.spawn(|| work(&is_over));
+                for _ in 0..kills() {
+                    kept.kill(Duration::from_millis(random.below(500)));
+                    if worker.is_finished() {
+                        break;
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(300));
+                is_over.store(true, Relaxed);
+            });
+        };
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(all));
+        assert!(worked.is_ok(), "{}", kept.said());
+    }
+
+    #[test]
+    fn a_program_with_the_volume_as_a_file_does_not_notice_kills() {
+        needs_root("a mount");
+        let s = Sandbox::new();
+        s.volume("v.img", "64M", &[]);
+        fs::create_dir(s.path("mnt")).unwrap();
+        for how in ["--cached", "--direct"] {
+            let kept = Kept::attach(&s, &["--fuse", "mnt", how]);
+            let file = s.path("mnt/v");
+            kill_while(&kept, |is_over| use_file(&file, 7, is_over));
+            kept.detach(&s);
+        }
+    }
+
+    /// ext4 on the loop device, with a file that is written and files that come and go.
+    #[test]
+    fn a_file_system_on_the_loop_device_does_not_notice_kills() {
+        needs_root("a loop device");
+        let s = Sandbox::new();
+        s.volume("v.img", "96M", &[]);
+        let kept = Kept::attach(&s, &["--loop"]);
+        let said = kept.said();
+        let at = said.find("/dev/loop").expect("a loop device");
+        let device = said[at..].split_whitespace().next().unwrap().to_owned();
+        tests::peer("mkfs.ext4", &["-q", &device]);
+        fs::create_dir(s.path("ext4")).unwrap();
+        let dir = s.path("ext4");
+        tests::peer("mount", &[device.as_str(), dir.to_str().unwrap()]);
+        let big = dir.join("big");
+        fs::write(&big, vec![0; 4 << 20]).unwrap();
+        kill_while(&kept, |is_over| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| use_file(&big, 8, is_over));
+                let mut number = 0;
+                while !is_over.load(Relaxed) {
+                    let name = dir.join(format!("file{}", number % 20));
+                    let old = dir.join(format!("file{}", (number + 7) % 20));
+                    let bytes = Random::new(number).bytes(10_000);
+                    fs::write(&name, &bytes).unwrap();
+                    assert!(fs::read(&name).unwrap() == bytes);
+                    if old.exists() {
+                        fs::remove_file(&old).unwrap();
+                    }
+                    if number % 10 == 0 {
+                        File::open(&dir).unwrap().sync_all().unwrap();
+                    }
+                    number += 1;
+                }
+            });
+        });
+        tests::peer("umount", &[&dir]);
+        tests::peer("e2fsck", &["-fn", &device]);
+        kept.detach(&s);
+    }
 }
 
 mod needs_peer {
