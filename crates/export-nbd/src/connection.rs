@@ -11,6 +11,7 @@ use crate::config::{Export, Limits};
 use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
 use crate::hub::Hub;
 use crate::kept::{self, Place};
+use crate::request::Taken;
 use crate::session::{Fence, Session};
 use crate::socket::{Pipe, Raw, Socket};
 use block::Buf;
@@ -42,14 +43,6 @@ pub(crate) enum Next {
     },
     /// No request is available now.
     Nothing,
-}
-
-/// A request that a connection has taken from its input.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Taken {
-    pub(crate) header: RequestHeader,
-    /// Its slot, if a successor has to know it.
-    pub(crate) slot: Option<u16>,
 }
 
 /// Events of its socket that a connection waits for.
@@ -113,11 +106,14 @@ pub(crate) struct Newcomer {
 
 /// Place of a connection in the table for a successor, with a pipe if it has a Unix socket. Leaves
 /// the table when it is dropped.
-pub(crate) struct Kept(pub(crate) Option<(Place, [Area; 2], Option<Pipe>)>);
+pub(crate) struct Kept(pub(crate) Option<Box<InTable>>);
+
+/// The place, its input areas, and the pipe of a Unix socket.
+type InTable = (Place, [Area; 2], Option<Pipe>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some((place, areas, _)) = self.0.take() {
+        if let Some((place, areas, _)) = self.0.take().map(|kept| *kept) {
             place.leave(areas);
         }
     }
@@ -161,7 +157,7 @@ impl Connection {
         let greeting = handshake.take_output();
         let (mut place, input, pipe) = match newcomer.kept.and_then(|mut kept| kept.0.take()) {
             None => (None, Input::default(), None),
-            Some((place, areas, pipe)) => (Some(place), Input::kept(areas), pipe),
+            Some(kept) => (Some(kept.0), Input::kept(kept.1), kept.2),
         };
         if let Some(place) = &mut place {
             place.negotiated(greeting.len());

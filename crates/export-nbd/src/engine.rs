@@ -1,7 +1,7 @@
 //! Requests in the device queues of a worker, and their buffers.
 
-use crate::connection::Taken;
 use crate::kept::Kept;
+use crate::request::Taken;
 use crate::session::Session;
 use block::{Backlog, Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
 use nbd_proto::{Command, Errno};

@@ -29,6 +29,7 @@ mod place;
 pub(crate) use place::{Done, Known, Left, Phase, Place};
 
 use crate::socket::{Pipe, Raw};
+use crate::step::step;
 use block::{Buf, BufPool};
 use std::collections::HashMap;
 use std::io;
@@ -366,13 +367,6 @@ impl Kept {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, [Area; 2])>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Marks the end of a step that a successor can see: tests let the process die there.
-#[inline(always)]
-pub(crate) fn step() {
-    #[cfg(test)]
-    deaths::step();
 }
 
 fn name_of(place: u32) -> String {

@@ -360,7 +360,7 @@ fn keep_connection(hub: &Hub, raw: &Raw) -> io::Result<Option<Kept>> {
     let (place, areas) = kept
         .open(raw, pipe.as_ref())?
         .ok_or_else(|| io::Error::other("the table for a successor is full"))?;
-    Ok(Some(Kept(Some((place, areas, pipe)))))
+    Ok(Some(Kept(Some(Box::new((place, areas, pipe))))))
 }
 
 /// Accepts connections and distributes them round-robin to the workers.
@@ -408,8 +408,8 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                         let worker = &workers[number];
                         next += 1;
                         let kept = newcomer.as_mut().and_then(|n| n.kept.as_mut());
-                        if let Some((place, _, _)) = kept.and_then(|kept| kept.0.as_mut()) {
-                            place.assign(number);
+                        if let Some(kept) = kept.and_then(|kept| kept.0.as_mut()) {
+                            kept.0.assign(number);
                         }
                         newcomer = newcomer.and_then(|newcomer| worker.push(newcomer).err());
                         if newcomer.is_none() {

@@ -1,6 +1,6 @@
 //! Non-blocking client socket, plain or with TLS.
 
-use crate::kept::step;
+use crate::step::step;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use rustls::ServerConnection;
 use std::io::{self, IoSlice, Read, Write};
@@ -50,7 +50,7 @@ pub(crate) struct Pipe {
     len: usize,
 }
 
-/// Bytes of a pipe, if the system permits so many.
+/// Bytes of a pipe, if the system permits it.
 const PIPE_BYTES: usize = 1 << 20;
 
 impl Pipe {

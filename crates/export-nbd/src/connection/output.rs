@@ -1,7 +1,8 @@
 //! Output of a connection: the negotiation, and replies with their data.
 
-use crate::kept::{Place, step};
+use crate::kept::Place;
 use crate::socket::Socket;
+use crate::step::step;
 use block::{Buf, Bufs};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

@@ -12,8 +12,11 @@ pub(super) struct FirstReply {
     /// Number of bytes that were sent.
     pub(super) sent: usize,
     /// Replies that have to wait for it.
-    pub(super) others: Vec<(Taken, Option<Errno>, Vec<(u64, Bufs)>)>,
+    pub(super) others: Vec<Waiting>,
 }
+
+/// A reply that waits for another one: its request, the error, and the data of a read.
+pub(super) type Waiting = (Taken, Option<Errno>, Vec<(u64, Bufs)>);
 
 impl Connection {
     /// Queues the reply to a request that [`Connection::next`] has returned.

@@ -15,8 +15,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Directory of the files of a case; set in the servers.
@@ -25,24 +25,6 @@ const DIR: &str = "EVFS_DEATHS_DIR";
 const STEPS: &str = "EVFS_DEATHS_STEPS";
 /// Seed of the bits that are flipped in what the first server leaves; 0 for none.
 const FLIP: &str = "EVFS_DEATHS_FLIP";
-
-/// Steps that this process has left, and the file that it creates when it dies.
-static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
-static DIED: OnceLock<std::path::PathBuf> = OnceLock::new();
-
-/// Counts a step; the process may die here.
-pub(crate) fn step() {
-    if let Some(died) = DIED.get()
-        && LEFT.fetch_sub(1, SeqCst) == 1
-    {
-        let _ = File::create(died);
-        let own = rustix::process::getpid();
-        let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
-        loop {
-            std::thread::park();
-        }
-    }
-}
 
 /// What a keeper has.
 struct Left {
@@ -116,9 +98,8 @@ fn serve(dir: &Path, begin: Begin) -> ! {
     let steps = std::env::var(STEPS).unwrap();
     let mine = steps.split(',').nth(begin.generation as usize);
     if let Some(mine) = mine.filter(|mine| !mine.is_empty()) {
-        LEFT.store(mine.parse().unwrap(), SeqCst);
         let died = dir.join(format!("died-{}", begin.generation));
-        DIED.set(died).unwrap();
+        crate::step::deaths::die_after(mine.parse().unwrap(), died);
     }
     let options = path_file::Options {
         lock: path_file::Lock::None,

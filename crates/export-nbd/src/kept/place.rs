@@ -1,9 +1,8 @@
 //! The place of one connection in the table.
 
-use super::{
-    AREA_BYTES, Kept, PLACE_HEADER_WORDS, SLOT_WORDS, SLOTS, distance, name_of, position, step,
-};
+use super::{AREA_BYTES, Kept, PLACE_HEADER_WORDS, SLOT_WORDS, SLOTS, distance, name_of, position};
 use crate::socket::{Pipe, Raw};
+use crate::step::step;
 use block::Buf;
 use nbd_proto::{Command, Errno, REQUEST_BYTES, RequestHeader};
 use std::collections::VecDeque;
@@ -570,7 +569,7 @@ impl Left {
         self.place.number
     }
 
-    /// Returns the length of the input that is in the area, if there can be so much.
+    /// Returns the length of the input that is in the area, if it fits.
     pub(crate) fn input_len(&self) -> Option<usize> {
         let len = distance(self.input.0, self.received);
         (0..=AREA_BYTES as i64)

@@ -270,7 +270,7 @@ impl AttachGraph {
         let Some(folder) = &spec.fuse else {
             return Ok(());
         };
-        // Whoever looks at a mount that is to be continued waits for this process.
+        // An access to a mount that is to be continued would wait for this process.
         let continues = self.succession.as_ref().is_some_and(|s| s.has_mount());
         if !continues {
             export_file::clear_dead(folder)?;
