@@ -497,6 +497,37 @@ fn a_read_only_mount_survives_and_its_device_is_free_after_the_unmount() {
     mounted.unmount(&s);
 }
 
+/// All changes are durable then, although no program has synced them.
+#[test]
+fn a_mount_that_was_unmounted_while_its_server_was_dead_ends_in_order() {
+    needs_root("a kill of the server of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+    let server = server_of(&mounted).unwrap();
+    tests::signal(server, libc::SIGSTOP);
+    let mut umount = std::process::Command::new("umount");
+    let mut umount = umount.arg("-l").arg(mounted.dir()).spawn().unwrap();
+    wait_until("it is unmounted", || {
+        !tests::mounts::is_mounted(mounted.dir())
+    });
+    let began = Instant::now();
+    tests::signal(server, libc::SIGKILL);
+    mounted.ended();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let _ = umount.wait();
+    disk.check();
+    let mounted = disk.mount(&[]);
+    same(
+        &fs::read(mounted.path("file")).unwrap(),
+        &[7; 100_000],
+        "file",
+    );
+    mounted.unmount(&s);
+}
+
 /// A damaged log ends the mount at once; what was synced is there.
 #[test]
 fn a_damaged_log_ends_the_mount_with_what_was_synced() {

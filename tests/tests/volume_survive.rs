@@ -443,6 +443,67 @@ fn clients_do_not_notice_a_kill_without_the_cache() {
     survives(&["--threads", "2", "--direct"]);
 }
 
+/// `evfs up`, as a service manager with a watchdog starts it.
+#[test]
+fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager() {
+    let s = Sandbox::new();
+    s.volume("v.img", "32M", &[]);
+    s.volume("w.img", "32M", &[]);
+    let table = |name: &str| {
+        format!(
+            "[volume.{name}]\ndevice = \"{name}.img\"\nkey = \"owner\"\nnbd-unix = \"{name}.sock\"\n"
+        )
+    };
+    let config = format!("{}survive = true\n{}", table("v"), table("w"));
+    fs::write(s.path("evfs.toml"), config).unwrap();
+    let refused = s.run(&["up", "evfs.toml"]).code(2).stderr;
+    assert!(refused.contains("evfs up --only v"), "{refused}");
+    let manager = std::os::unix::net::UnixDatagram::bind(s.path("notify")).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let log = s.path("log");
+    let mut command = Command::new("sh");
+    s.environment(&mut command);
+    let child = command
+        .args(["-c", "WATCHDOG_PID=$$ exec \"$0\" up evfs.toml --only v"])
+        .arg(tests::program())
+        .env("NOTIFY_SOCKET", s.path("notify"))
+        .env("WATCHDOG_USEC", "400000")
+        .stderr(File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut kept = Kept {
+        keeper: tests::Killed(child),
+        log,
+    };
+    let told = |what: &str| {
+        let mut message = [0; 4096];
+        loop {
+            let len = manager.recv(&mut message).expect("a report");
+            if String::from_utf8_lossy(&message[..len]).contains(what) {
+                return;
+            }
+        }
+    };
+    told("READY=1");
+    let mut client = Client::connect(&s.path("v.sock"), "v").unwrap();
+    for round in 0..3 {
+        client.write_at(0, &[round; 8192]).unwrap();
+        kept.kill(Duration::ZERO);
+        let mut found = [0; 8192];
+        client.read_at(0, &mut found).unwrap();
+        assert_eq!(found, [round; 8192]);
+        told("WATCHDOG=1");
+        told("WATCHDOG=1");
+    }
+    drop(client);
+    // As `systemctl stop`: to the main process alone.
+    kept.keeper.signal(libc::SIGTERM);
+    let ended = kept.keeper.0.wait().unwrap();
+    assert_eq!(ended.code(), Some(143), "{}", kept.said());
+}
+
 mod needs_root {
     use super::*;
     use std::os::unix::fs::FileExt;

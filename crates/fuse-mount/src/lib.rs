@@ -98,6 +98,12 @@ impl Error {
         }
     }
 
+    /// Reports whether a mount that was to be continued is not there any more.
+    pub fn is_gone(&self) -> bool {
+        use std::io::ErrorKind::NotConnected;
+        matches!(self, Error::Io { source, .. } if source.kind() == NotConnected)
+    }
+
     /// Reports whether another process uses the directory or device.
     pub fn is_busy(&self) -> bool {
         matches!(self, Error::Busy { .. })

@@ -143,11 +143,12 @@ impl Mount {
         }
         let mount = topmost(mounts, &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
-            std::io::Error::other(if is_new {
-                "/proc/self/mountinfo does not list the mount; mount /proc"
+            if is_new {
+                let why = "/proc/self/mountinfo does not list the mount; mount /proc";
+                std::io::Error::other(why)
             } else {
-                "it was unmounted"
-            })
+                std::io::Error::new(std::io::ErrorKind::NotConnected, "it was unmounted")
+            }
         })?;
         let mut mount = Mount {
             mountpoint,

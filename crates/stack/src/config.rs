@@ -59,6 +59,7 @@ const KEYS: &[&str] = &[
     "fileset",
     "allow-other",
     "exclusive",
+    "survive",
     "suid",
     "dev",
     "noexec",
@@ -159,6 +160,8 @@ struct Volume {
     allow_discards: bool,
     #[serde(default)]
     direct: bool,
+    #[serde(default)]
+    survive: bool,
     address: Option<String>,
 }
 
@@ -176,6 +179,8 @@ struct MountTable {
     allow_other: Option<bool>,
     #[serde(default)]
     exclusive: bool,
+    #[serde(default)]
+    survive: bool,
     #[serde(default)]
     suid: bool,
     #[serde(default)]
@@ -350,6 +355,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
             threads: m.threads,
             allow_other: m.allow_other,
             exclusive: m.exclusive,
+            survives: m.survive,
             suid: m.suid,
             dev: m.dev,
             exec: !m.noexec,
@@ -453,6 +459,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Service
         read_only: v.read_only,
         allow_discards: v.allow_discards,
         cached: !v.direct,
+        survives: v.survive,
         config: Some(full(path)),
         ..AttachSpec::new(&v.device, v.threads.unwrap_or(threads))
     };

@@ -50,12 +50,18 @@ struct Watchdog {
 }
 
 impl Manager {
-    /// Finds the manager that the environment names.
-    pub fn of_environment() -> Manager {
-        Manager::of(&|name| std::env::var_os(name))
+    /// Finds the manager that the environment names. `is_kept`: the main process is the parent of this
+    /// one, its keeper.
+    pub fn of_environment(is_kept: bool) -> Manager {
+        let main = if is_kept {
+            std::os::unix::process::parent_id()
+        } else {
+            std::process::id()
+        };
+        Manager::of(&|name| std::env::var_os(name), main)
     }
 
-    fn of(env: &dyn Fn(&str) -> Option<OsString>) -> Manager {
+    fn of(env: &dyn Fn(&str) -> Option<OsString>, main: u32) -> Manager {
         let address = env(SOCKET).filter(|at| !at.is_empty());
         let socket = address.and_then(|at| {
             let socket = Socket::to(&at);
@@ -69,7 +75,7 @@ impl Manager {
             socket.ok()
         });
         Manager {
-            watchdog: socket.as_ref().and_then(|_| Watchdog::of(env)),
+            watchdog: socket.as_ref().and_then(|_| Watchdog::of(env, main)),
             socket,
             serving: None,
         }
@@ -153,10 +159,10 @@ impl Socket {
 
 impl Watchdog {
     /// The schedule that the manager has set for this process: twice in its time.
-    fn of(env: &dyn Fn(&str) -> Option<OsString>) -> Option<Watchdog> {
+    fn of(env: &dyn Fn(&str) -> Option<OsString>, main: u32) -> Option<Watchdog> {
         let number = |name| env(name)?.to_str()?.parse::<u64>().ok();
-        let is_for_us = env(WATCHDOG_PID).is_none()
-            || number(WATCHDOG_PID) == Some(u64::from(std::process::id()));
+        let is_for_us =
+            env(WATCHDOG_PID).is_none() || number(WATCHDOG_PID) == Some(u64::from(main));
         let limit = number(WATCHDOG_USEC).filter(|usec| *usec > 0 && is_for_us)?;
         Some(Watchdog {
             interval: Duration::from_micros(limit / 2).max(ALIVE_MIN),
@@ -171,10 +177,13 @@ mod tests {
 
     /// The manager in an environment with these variables.
     fn manager(variables: &[(&str, &str)]) -> Manager {
-        Manager::of(&|name| {
-            let found = variables.iter().find(|(variable, _)| *variable == name);
-            found.map(|(_, value)| OsString::from(value))
-        })
+        Manager::of(
+            &|name| {
+                let found = variables.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| OsString::from(value))
+            },
+            std::process::id(),
+        )
     }
 
     fn received(at: &UnixDatagram) -> String {

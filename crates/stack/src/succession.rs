@@ -354,6 +354,17 @@ impl Succession {
         Ok(listener)
     }
 
+    /// Notes that a mount cannot be continued by this server. If it was unmounted, no other one tries.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn failed(&self, error: &fuse_mount::Error) -> Result<()> {
+        if error.is_gone() {
+            self.link.give_up().map_err(lost)?;
+        }
+        Ok(())
+    }
+
     /// Mounts a volume as a file, or continues the mount of the predecessor.
     ///
     /// # Errors

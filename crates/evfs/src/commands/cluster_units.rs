@@ -98,7 +98,7 @@ pub fn serve(
         command
     };
     let json = context.json;
-    let manager = Arc::new(Mutex::new(Manager::of_environment()));
+    let manager = Arc::new(Mutex::new(Manager::of_environment(false)));
     let (told, count) = (Arc::clone(&manager), units.names.len());
     let mut ready = ready;
     let machine = Name::clone(&name);

@@ -98,6 +98,7 @@ Options of -o:
   name=N                   name for `evfs status`, and of the credential evfs.N
   threads=N                maximum number of concurrent requests
   exclusive                let the kernel hold back written data
+  survive                  continue the mount if its process is killed or crashes
   sync_timeout=SECONDS     longest time that one sync(2) waits for the disk; 0: it does nothing
   discard                  pass discards to the disk
 Options for fstab(5), systemd and mount(8) itself, such as nofail, _netdev and x-*, are ignored.
@@ -287,6 +288,7 @@ struct Options {
     no_snapshots: bool,
     allow_other: bool,
     exclusive: bool,
+    survive: bool,
     discard: bool,
     key: Option<String>,
     key_file: Option<PathBuf>,
@@ -313,6 +315,7 @@ const FLAGS: &[(&str, SetFlag)] = &[
     ("nosnapshots", |o| o.no_snapshots = true),
     ("allow_other", |o| o.allow_other = true),
     ("exclusive", |o| o.exclusive = true),
+    ("survive", |o| o.survive = true),
     ("discard", |o| o.discard = true),
     ("nodiscard", |o| o.discard = false),
 ];
@@ -415,6 +418,7 @@ impl Options {
         spec.threads = self.threads.map(usize::from);
         spec.allow_other = self.allow_other.then_some(true);
         spec.exclusive = self.exclusive;
+        spec.survives = self.survive;
         (spec.suid, spec.dev, spec.exec) = (self.suid, self.dev, !self.noexec);
         spec.atime = self.atime;
         if let Some(seconds) = self.sync_timeout {
@@ -455,6 +459,7 @@ mod tests {
             ("nosnapshots,snapshots", |_| ()),
             ("allow_other", |o| o.allow_other = true),
             ("exclusive", |o| o.exclusive = true),
+            ("survive", |o| o.survive = true),
             ("discard", |o| o.discard = true),
             ("discard,nodiscard", |_| ()),
             ("key=alice", |o| o.key = Some("alice".into())),

@@ -52,13 +52,12 @@ fn run_and(
     started: impl FnOnce(&[Service], Option<background::Ready>),
 ) -> Result<u8> {
     in_background(background, |mut ready| {
-        let context = &match spec.survives().then(|| kept(&mut ready)).transpose()? {
-            None => context.with(context.settings.clone()),
-            Some(Side::Keeper(code)) => return Ok(code),
-            Some(Side::Server(begin)) => {
-                let succession = Succession::new(begin);
-                context.with(context.settings.for_successor(succession))
-            }
+        let context = &match spec.survives().then(|| kept(context, &mut ready)) {
+            None => context.clone(),
+            Some(side) => match side? {
+                Kept::Keeper(code) => return Ok(code),
+                Kept::Server(context) => context,
+            },
         };
         let signals = StopSignals::for_service()?;
         let cache = ProcessCache::new(&context.settings)?;
@@ -75,15 +74,31 @@ fn run_and(
     })
 }
 
-/// Becomes the keeper of the service, which returns in the servers.
-fn kept(ready: &mut Option<background::Ready>) -> Result<Side> {
+/// What a process is after [`kept`].
+pub enum Kept {
+    /// The keeper, with its exit code.
+    Keeper(u8),
+    /// A server, with its context.
+    Server(Context),
+}
+
+/// Becomes the keeper of the service, which returns in the servers. The process has a single thread.
+pub fn kept(context: &Context, ready: &mut Option<background::Ready>) -> Result<Kept> {
     let leave = || {
         ready
             .take()
             .into_iter()
             .for_each(background::Ready::leave_to_another)
     };
-    keeper::keep(leave).map_err(|e| Error::Failed(format!("cannot start a server: {e}")))
+    let side = keeper::keep(leave);
+    let side = side.map_err(|e| Error::Failed(format!("cannot start a server: {e}")))?;
+    Ok(match side {
+        Side::Keeper(code) => Kept::Keeper(code),
+        Side::Server(begin) => {
+            let succession = Succession::new(begin);
+            Kept::Server(context.with(context.settings.for_successor(succession)))
+        }
+    })
 }
 
 /// Runs `serve` here, or in a child that detaches from the terminal once it is ready.

@@ -4,7 +4,7 @@ use super::cluster_units::{self, Claim};
 use super::confirm::Yes;
 use super::detach::{asks_before_force, confirm_force};
 use super::device::DeviceArgs;
-use super::service::{announce, end, in_background, reload_settings, start};
+use super::service::{Kept, announce, end, in_background, kept, reload_settings, start};
 use super::unlock::UnlockArgs;
 use crate::{background, log};
 use cli::document::Document;
@@ -41,11 +41,11 @@ Example configuration:
 
 All volumes, mounts and cells share one file cache, except volumes with `direct = true`.
 
-A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, suid, \
-dev, noexec, atime, sync-timeout (in seconds) and allow-discards. A serve table accepts device, key, \
+A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, survive, \
+suid, dev, noexec, atime, sync-timeout (in seconds) and allow-discards. A serve table accepts device, key, \
 key-file, listen, announce, allow, rxdebug, anonymous-write, threads and allow-discards. A volume table accepts \
 device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, \
-allow-discards and direct.
+allow-discards, direct and survive. A table with `survive = true` needs a process of its own: see --only.
 
 On HUP, `evfs up` writes all data to stable storage and reloads the configuration: it starts new tables and \
 detaches removed ones. A changed table takes effect after `evfs detach NAME` and another HUP; if it was the \
@@ -107,12 +107,19 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 fn attach_all(
     context: &Context,
     args: &UpArgs,
-    ready: Option<background::Ready>,
+    mut ready: Option<background::Ready>,
     opened: &mut dyn FnMut() -> Result<()>,
 ) -> Result<u8> {
-    let signals = StopSignals::for_service()?;
     let config = ConfigFile::or_settings(args.config.as_deref());
     let entries = read(&config, &args.only, context.settings.threads())?;
+    let context = &match outlived(args, &entries)?.then(|| kept(context, &mut ready)) {
+        None => context.clone(),
+        Some(side) => match side? {
+            Kept::Keeper(code) => return Ok(code),
+            Kept::Server(context) => context,
+        },
+    };
+    let signals = StopSignals::for_service()?;
     if !args.claim
         && let Some(moves) = entries.iter().find(|entry| entry.address.is_some())
     {
@@ -147,7 +154,8 @@ fn attach_all(
         attached.push(up.start(&entry).map_err(within)?);
         lock(&up.running).push(entry);
     }
-    if !args.claim {
+    let succession = context.settings.succession();
+    if !args.claim && !succession.is_some_and(|succession| succession.is_successor()) {
         announce(context.json, &attached, ready);
     }
     opened()?;
@@ -158,6 +166,29 @@ fn attach_all(
         &reload,
         &context.settings,
     )?)
+}
+
+/// Reports whether the only table is to outlive its server.
+///
+/// # Errors
+/// A table is to, and is not alone.
+fn outlived(args: &UpArgs, entries: &[ServiceTable]) -> Result<bool> {
+    let Some(entry) = entries.iter().find(|entry| entry.spec.survives()) else {
+        return Ok(false);
+    };
+    let (table, name) = (entry.table(), entry.spec.name());
+    if args.claim {
+        return Err(Error::Usage(format!(
+            "{table}: `survive` is not possible for a unit of a cluster; remove it"
+        )));
+    }
+    if entries.len() > 1 {
+        return Err(Error::Usage(format!(
+            "{table}: `survive` needs a process with no other table; run `evfs up --only {name}` \
+             beside another one for the others, or start evfs@{name}.service for each table"
+        )));
+    }
+    Ok(true)
 }
 
 /// Reads the tables to serve: those named `only`, or all.
@@ -204,6 +235,17 @@ impl Up {
         };
         let on = DeviceArgs::of_service(spec.device(), unlock, spec.name());
         start(&self.context, &on, spec.clone(), &self.run_dir, &self.cache)
+    }
+
+    /// Starts a table that was added.
+    fn add(&self, entry: &ServiceTable, hub: &Hub) -> Result<()> {
+        if entry.spec.survives() || self.context.settings.succession().is_some() {
+            return Err(Error::Usage(String::from(
+                "a table with `survive` needs a process with no other table; start this one with \
+                 `evfs up --only`",
+            )));
+        }
+        hub.add(self.start(entry)?)
     }
 
     /// Reloads the settings and the configuration, and applies the changes.
@@ -270,7 +312,7 @@ impl Up {
                 hub.note(name, note);
                 continue;
             }
-            match self.start(&entry).and_then(|service| hub.add(service)) {
+            match self.add(&entry, hub) {
                 Ok(()) => {
                     tracing::info!("{name} is served");
                     running.push(entry);

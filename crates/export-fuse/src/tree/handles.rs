@@ -78,8 +78,8 @@ pub(super) struct Handles {
     numbers: Option<Numbers>,
 }
 
-/// Numbers that no other file of the mount ever has: the kernel may ask twice to close a file, and the
-/// second time must not close the next one.
+/// Numbers that none of the next 16 million files has: the kernel may ask twice to close a file, and
+/// the second time must not close another one.
 struct Numbers {
     generation: u32,
     next: AtomicU64,

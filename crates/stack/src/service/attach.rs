@@ -294,7 +294,15 @@ impl AttachGraph {
         };
         let mount = match &self.succession {
             None => export_file::Mount::start(config, vec![export])?,
-            Some(succession) => succession.mount_file(config, export)?,
+            Some(succession) => {
+                let mount = succession.mount_file(config, export);
+                if let Err(Error::Fuse(error)) = &mount {
+                    // Also if no later server can continue.
+                    self.flush()?;
+                    succession.failed(error)?;
+                }
+                mount?
+            }
         };
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);

@@ -67,7 +67,7 @@ pub fn serve(
     settings: &Settings,
 ) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
-    let mut manager = Manager::of_environment();
+    let mut manager = Manager::of_environment(settings.succession().is_some());
     let _servers = hub.start_servers(settings);
     let ended = loop {
         if let Some(signal) = signals.stop_asked() {

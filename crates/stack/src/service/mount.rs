@@ -288,8 +288,13 @@ impl MountGraph {
                 } else {
                     SyncCalls::Ignored
                 };
-                let mount = Mount::resume(config.clone(), &self.files, survival, before)?;
-                (mount, at, sync)
+                let mount = Mount::resume(config.clone(), &self.files, survival, before);
+                if let Err(error) = &mount {
+                    // Also if no later server can continue.
+                    self.flush()?;
+                    succession.failed(error)?;
+                }
+                (mount?, at, sync)
             }
             _ => {
                 // It may be that of an attached volume, with a loop device.
