@@ -318,6 +318,8 @@ fn the_unit_of_a_cluster_permits_what_addresses_need_and_nothing_else() {
         "After=local-fs.target network-online.target etcd.service",
         "Conflicts=evfs.service",
         "ExecStart=/usr/bin/evfs up --cluster",
+        "NotifyAccess=main",
+        "OOMPolicy=stop",
         "WatchdogSec=1min",
         "RestartSec=3s",
         "RestartPreventExitStatus=2",

@@ -51,15 +51,6 @@ pub(crate) fn holder_of(file: &File, name: &str, lock: Lock) -> Result<OwnedFd> 
 /// Takes the open lock by two open file descriptions of a file: `holder` has all but the part of the
 /// device, or has it already. The device has its part once the rings of its predecessor are gone.
 pub(crate) fn take_apart(file: &File, holder: &OwnedFd, name: &str, lock: Lock) -> Result<()> {
-    let failed = |e: rustix::io::Errno| Error::from_io(name, e.into());
-    let (one, other) = (
-        rustix::fs::fstat(file).map_err(failed)?,
-        rustix::fs::fstat(holder).map_err(failed)?,
-    );
-    if (one.st_dev, one.st_ino, one.st_rdev) != (other.st_dev, other.st_ino, other.st_rdev) {
-        let why = "another file has taken its place while it was in use";
-        return Err(Error::new(ErrorKind::Invalid, name, why));
-    }
     let rest = (0, DEVICE_PART);
     take(holder.as_raw_fd(), name, lock, rest, OPEN_LOCK_PATIENCE)?;
     let own = (DEVICE_PART, 0);

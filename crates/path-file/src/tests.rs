@@ -391,12 +391,23 @@ fn a_lock_that_is_handed_on_is_never_free_and_waits_for_the_last_request() {
     });
     // Between two processes, only the descriptor keeps others out.
     is_busy();
+    // It is the same file, also if another one has its name by now.
+    std::fs::rename(&path, dir.path().join("renamed")).unwrap();
+    drop(FileDevice::create(&path, 2 * SIZE, &Options::default()).unwrap());
     let third = continued(&path, &holder).unwrap();
-    let other = dir.path().join("other");
-    drop(FileDevice::create(&other, SIZE, &Options::default()).unwrap());
-    let exchanged = continued(&other, &holder).unwrap_err();
-    assert_eq!(exchanged.kind(), ErrorKind::Invalid);
+    assert_eq!(third.info().size, SIZE);
     drop((third, holder));
+    FileDevice::open(&dir.path().join("renamed"), &Options::default()).unwrap();
+}
+
+#[test]
+fn a_device_that_ends_in_order_is_free_although_a_successor_could_continue() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    drop(FileDevice::create(&path, SIZE, &Options::default()).unwrap());
+    let (first, _holder) = with_lock_apart(&path);
+    first.end_in_order();
+    drop(first);
     FileDevice::open(&path, &Options::default()).unwrap();
 }
 

@@ -39,10 +39,11 @@ pub fn count_received(socket: impl AsFd) -> io::Result<()> {
 pub fn received(socket: impl AsFd) -> io::Result<u64> {
     let mut value = 0i32;
     get(socket, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &mut value)?;
-    let counted = (0..=FULL).contains(&value);
-    counted
-        .then_some((FULL - value) as u64)
-        .ok_or(io::ErrorKind::InvalidData.into())
+    match u32::try_from(value) {
+        Ok(left) => Ok(u64::from(FULL as u32 - left)),
+        // It is -1 where nothing is counted.
+        Err(_) => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Returns the number of bytes that were sent through a TCP socket, from a fixed number on: the side
