@@ -52,6 +52,7 @@ fn run_and(
     started: impl FnOnce(&[Service], Option<background::Ready>),
 ) -> Result<u8> {
     in_background(background, |mut ready| {
+        let signals = StopSignals::for_service()?;
         let context = &match spec.survives().then(|| kept(context, &mut ready)) {
             None => context.clone(),
             Some(side) => match side? {
@@ -59,7 +60,6 @@ fn run_and(
                 Kept::Server(context) => context,
             },
         };
-        let signals = StopSignals::for_service()?;
         let cache = ProcessCache::new(&context.settings)?;
         confine(&context.settings, Needs::of(&spec), &cache)?;
         let run_dir = stack::run_dir(&context.settings.run_dir())?;

@@ -110,6 +110,7 @@ fn attach_all(
     mut ready: Option<background::Ready>,
     opened: &mut dyn FnMut() -> Result<()>,
 ) -> Result<u8> {
+    let signals = StopSignals::for_service()?;
     let config = ConfigFile::or_settings(args.config.as_deref());
     let entries = read(&config, &args.only, context.settings.threads())?;
     let context = &match outlived(args, &entries)?.then(|| kept(context, &mut ready)) {
@@ -119,7 +120,6 @@ fn attach_all(
             Kept::Server(context) => context,
         },
     };
-    let signals = StopSignals::for_service()?;
     if !args.claim
         && let Some(moves) = entries.iter().find(|entry| entry.address.is_some())
     {
