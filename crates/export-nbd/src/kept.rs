@@ -24,6 +24,8 @@
 
 #[cfg(test)]
 mod deaths;
+#[cfg(test)]
+pub(crate) mod in_memory;
 mod place;
 
 pub(crate) use place::{Done, Known, Left, Phase, Place};
@@ -36,7 +38,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use survival::sealed::{seal, unseal};
 use survival::{Area, Memory};
 
@@ -98,9 +100,18 @@ pub(crate) struct Kept {
     words: Memory,
     /// Areas of the places that are free, by the place.
     free: Mutex<Vec<(u32, [Area; 2])>>,
-    places: usize,
+    /// Places of a predecessor that are not continued yet, with the descriptors of each. No new
+    /// connection has one of them.
+    inherited: Mutex<Vec<Inherited>>,
     /// Tables of buffers, by the worker.
     owners: Vec<OnceLock<Memory>>,
+}
+
+/// A place of a predecessor.
+struct Inherited {
+    number: u32,
+    sockets: Vec<OwnedFd>,
+    areas: [Area; 2],
 }
 
 fn damaged() -> io::Error {
@@ -145,28 +156,44 @@ impl Kept {
                     "no NBD connection of the previous server can be continued: {why}"
                 );
                 for place in 0..places as u32 {
-                    drop(keep.take(&name_of(place)));
-                    keep.close(&name_of(place))?;
+                    if !keep.take(&name_of(place)).is_empty() {
+                        keep.close(&name_of(place))?;
+                    }
                 }
                 create()?
             }
         };
         keep.keep("nbd-table", &[words.file(), input.file()])?;
         let mut areas = Area::divide(input, AREA_BYTES).into_iter();
-        let mut free = Vec::with_capacity(places);
-        for number in 0..places as u32 {
-            if let (Some(one), Some(two)) = (areas.next(), areas.next()) {
-                free.push((number, [one, two]));
-            }
-        }
-        free.reverse();
-        Ok(Arc::new(Kept {
+        let kept = Kept {
             keep,
             words,
-            free: Mutex::new(free),
-            places,
+            free: Mutex::default(),
+            inherited: Mutex::default(),
             owners: (0..workers).map(|_| OnceLock::new()).collect(),
-        }))
+        };
+        for number in 0..places as u32 {
+            let (Some(one), Some(two)) = (areas.next(), areas.next()) else {
+                break;
+            };
+            let areas = [one, two];
+            let sockets = kept.keep.take(&name_of(number));
+            if sockets.is_empty() {
+                // If it was in use, its connection was not held yet, or has ended.
+                if kept.word(number, place::STATE).0.load(Acquire) != 0 {
+                    kept.clear(number);
+                }
+                lock(&kept.free).push((number, areas));
+                continue;
+            }
+            lock(&kept.inherited).push(Inherited {
+                number,
+                sockets,
+                areas,
+            });
+        }
+        lock(&kept.free).reverse();
+        Ok(Arc::new(kept))
     }
 
     /// Reports whether this process continues another one.
@@ -223,14 +250,14 @@ impl Kept {
         raw: &Raw,
         pipe: Option<&Pipe>,
     ) -> io::Result<Option<(Place, [Area; 2])>> {
-        let Some((number, areas)) = self.lock().pop() else {
+        let Some((number, areas)) = lock(&self.free).pop() else {
             return Ok(None);
         };
         let place = Place::new(Arc::clone(self), number, raw);
         let place = match place {
             Ok(place) => place,
             Err(e) => {
-                self.lock().push((number, areas));
+                lock(&self.free).push((number, areas));
                 return Err(e);
             }
         };
@@ -250,36 +277,29 @@ impl Kept {
     /// Takes over the connections of a predecessor that belong to a worker. Those that cannot be
     /// continued are closed.
     pub(crate) fn left(self: &Arc<Kept>, worker: usize) -> Vec<Left> {
-        let mut all = Vec::new();
-        let mut free = self.lock();
-        for number in 0..self.places as u32 {
+        let is_own = |place: &mut Inherited| {
             // The first worker has those that were not assigned yet, and those that are damaged.
-            let owner = self.worker_of(number);
-            if owner.unwrap_or_default() != worker {
-                continue;
-            }
-            let sockets = self.keep.take(&name_of(number));
+            self.worker_of(place.number).unwrap_or_default() == worker
+        };
+        let own: Vec<Inherited> = lock(&self.inherited).extract_if(.., is_own).collect();
+        let mut all = Vec::new();
+        for Inherited {
+            number,
+            sockets,
+            areas,
+        } in own
+        {
             let (state, _) = self.word(number, place::STATE);
-            if !sockets.is_empty() && state.load(Acquire) == 0 {
+            if state.load(Acquire) == 0 {
                 self.store(number, place::STATE, place::NEGOTIATES);
             }
-            let at = free.iter().position(|(other, _)| *other == number);
-            let Some(at) = at.filter(|_| owner.is_some() || !sockets.is_empty()) else {
-                continue;
-            };
-            let (_, areas) = free.swap_remove(at);
             match Left::new(Arc::clone(self), number, sockets, areas) {
                 Ok(left) => all.push(left),
                 Err((areas, why)) => {
-                    if let Some(why) = why {
-                        tracing::warn!(
-                            name: "EVFS-0508",
-                            "an NBD connection of the previous server cannot be continued: {why}"
-                        );
-                    }
+                    warn_of_end(why);
                     let _ = self.keep.close(&name_of(number));
                     self.clear(number);
-                    free.push((number, areas));
+                    lock(&self.free).push((number, areas));
                 }
             }
         }
@@ -363,10 +383,18 @@ impl Kept {
         let state = self.load(place, place::STATE)?;
         Some(place::worker(state))
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, [Area; 2])>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reports that a connection ends because it cannot be continued.
+pub(crate) fn warn_of_end(why: &str) {
+    tracing::warn!(
+        name: "EVFS-0508",
+        "an NBD connection of the previous server cannot be continued: {why}"
+    );
 }
 
 fn name_of(place: u32) -> String {
@@ -390,7 +418,33 @@ fn unpack_owner(value: u64) -> (u32, u32, usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::in_memory::InMemory;
     use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_new_connection_does_not_get_the_place_of_one_that_is_not_continued_yet() {
+        let keep = Arc::new(InMemory::default());
+        let new = || Kept::new(Arc::clone(&keep) as Arc<dyn Keep>, 2, 1).unwrap();
+        let connect = || {
+            let (one, other) = UnixStream::pair().unwrap();
+            (Raw::Unix(one), Pipe::new().unwrap(), other)
+        };
+        let first = new();
+        let (raw, pipe, _client) = connect();
+        let (mut old, _) = first.open(&raw, Some(&pipe)).unwrap().unwrap();
+        old.assign(0);
+        drop((old, first));
+
+        keep.succeed();
+        let next = new();
+        let (raw, pipe, _client) = connect();
+        let (new, _) = next.open(&raw, Some(&pipe)).unwrap().unwrap();
+        assert!(next.open(&raw, Some(&pipe)).unwrap().is_none());
+        let left = next.left(0);
+        assert_eq!(left.iter().map(Left::number).collect::<Vec<_>>(), [0]);
+        drop((new, left));
+    }
 
     #[test]
     fn positions_go_round() {

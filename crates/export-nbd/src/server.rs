@@ -106,6 +106,7 @@ impl Server {
     ///
     /// # Errors
     /// As [`Server::start`]; what the predecessor left is damaged; TCP, and Linux is older than 6.9.
+    /// A failed start leaves everything that the predecessor left, for the next attempt.
     pub fn start_kept(
         config: Config,
         exports: Vec<Export>,
@@ -136,8 +137,43 @@ impl Server {
         });
         let limits = config.limits.clone();
         let hub = Arc::new(Hub::new(exports, tls, door, limits, kept.transpose()?));
-        if let Some(keep) = &keep {
-            let kept = hub.sessions.keep(&**keep);
+        let mut server = Server {
+            addresses: Vec::new(),
+            tls: config.tls.is_some(),
+            hub,
+            threads: Vec::new(),
+            sockets: Vec::new(),
+        };
+        match server.open(&config, threads, keep.as_deref()) {
+            Ok(()) => Ok(server),
+            Err(e) => {
+                if keep.is_some_and(|keep| keep.is_successor()) {
+                    // To stop would close the connections, which the next successor may continue.
+                    std::mem::forget(server);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Listens and starts the threads.
+    fn open(
+        &mut self,
+        config: &Config,
+        threads: usize,
+        keep: Option<&dyn Keep>,
+    ) -> Result<(), Error> {
+        let tcp = |listen: &Listen| matches!(listen, Listen::Tcp(_));
+        if keep.is_some() && config.listen.iter().any(tcp) {
+            survival::sockets::can_count_tcp().map_err(|e| {
+                Error::io(
+                    "cannot leave TCP connections to a successor before Linux 6.9",
+                    e,
+                )
+            })?;
+        }
+        if let Some(keep) = keep {
+            let kept = self.hub.sessions.keep(keep);
             kept.map_err(|e| Error::io("cannot leave the keys of sessions to a successor", e))?;
         }
         let proven = config
@@ -145,32 +181,23 @@ impl Server {
             .as_ref()
             .is_some_and(|tls| tls.client_ca.is_some());
         let own_user = !proven && !config.anonymous;
-        let mut server = Server {
-            addresses: Vec::new(),
-            tls: config.tls.is_some(),
-            hub: Arc::clone(&hub),
-            threads: Vec::new(),
-            sockets: Vec::new(),
-        };
-        let mut left = keep
-            .as_ref()
-            .map_or(Vec::new(), |keep| keep.take("nbd-listen"));
+        let mut left = keep.map_or(Vec::new(), |keep| keep.take("nbd-listen"));
         left.reverse();
         let mut listeners = Vec::new();
         for listen in &config.listen {
             listeners.push(match left.pop() {
-                None => server.listen(listen, own_user)?,
-                Some(socket) => server.listen_on(listen, socket, own_user),
+                None => self.listen(listen, own_user)?,
+                Some(socket) => self.listen_on(listen, socket, own_user),
             });
         }
-        if let Some(keep) = &keep {
+        if let Some(keep) = keep {
             let sockets: Vec<_> = listeners.iter().map(Listener::fd).collect();
             let kept = keep.keep("nbd-listen", &sockets);
             kept.map_err(|e| Error::io("cannot leave a socket to a successor", e))?;
         }
         let mut wakers = Vec::new();
         for number in 0..threads {
-            let (inbox, worker) = Worker::new(number, Arc::clone(&hub))
+            let (inbox, worker) = Worker::new(number, Arc::clone(&self.hub))
                 .map_err(|e| Error::io("cannot create a worker", e))?;
             wakers.push(inbox);
             // A queue belongs to the thread that opens it, so the thread reports the result.
@@ -179,7 +206,7 @@ impl Server {
                 .name(format!("nbd-{number}"))
                 .spawn(move || worker.run(&opened))
                 .map_err(|e| Error::io("cannot start a thread", e))?;
-            server.threads.push(thread);
+            self.threads.push(thread);
             match outcome.recv() {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => return Err(e.into()),
@@ -192,16 +219,15 @@ impl Server {
             }
         }
         let acceptor = {
-            let hub = Arc::clone(&hub);
+            let hub = Arc::clone(&self.hub);
             move || accept(&listeners, &wakers, &hub)
         };
         let thread = std::thread::Builder::new()
             .name("nbd-accept".into())
             .spawn(acceptor);
-        server
-            .threads
+        self.threads
             .push(thread.map_err(|e| Error::io("cannot start a thread", e))?);
-        Ok(server)
+        Ok(())
     }
 
     fn listen(&mut self, listen: &Listen, own_user: bool) -> Result<Listener, Error> {
@@ -434,5 +460,54 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kept::in_memory::InMemory;
+    use block_testing::Mem;
+    use std::io::Read;
+
+    #[test]
+    fn a_successor_that_cannot_start_leaves_everything_for_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let keep = Arc::new(InMemory::default());
+        let start = || {
+            let config = Config {
+                listen: vec![Listen::Unix(path.clone())],
+                threads: 1,
+                ..Config::default()
+            };
+            let export = Export {
+                name: "e".into(),
+                description: String::new(),
+                device: Arc::new(Mem::new(1 << 20, 512)),
+                read_only: false,
+            };
+            Server::start_kept(config, vec![export], Some(Arc::clone(&keep) as _))
+        };
+        let first = start().unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.read_exact(&mut [0; 18]).unwrap();
+        std::mem::forget(first);
+
+        keep.succeed();
+        let buffers = keep.lose("nbd-worker-0");
+        assert!(start().is_err());
+        assert!(path.exists());
+        for name in ["nbd-listen", "nbd-table", "nbd-keys", "nbd-0"] {
+            assert!(!keep.take(name).is_empty(), "{name}");
+        }
+        client.set_nonblocking(true).unwrap();
+        let waits = client.read(&mut [0]).unwrap_err();
+        assert_eq!(waits.kind(), io::ErrorKind::WouldBlock);
+
+        let buffers: Vec<_> = buffers.iter().map(AsFd::as_fd).collect();
+        keep.keep("nbd-worker-0", &buffers).unwrap();
+        start().unwrap().shutdown().unwrap();
+        assert!(!path.exists());
     }
 }

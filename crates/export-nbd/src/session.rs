@@ -336,43 +336,19 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
-    use std::os::fd::{BorrowedFd, OwnedFd};
-
-    /// What a server leaves, in this process.
-    #[derive(Default)]
-    struct Left(Mutex<Option<OwnedFd>>, bool);
-
-    impl Keep for Left {
-        fn keep(&self, _: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-            *self.0.lock().unwrap() = Some(descriptors[0].try_clone_to_owned()?);
-            Ok(())
-        }
-
-        fn close(&self, _: &str) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn take(&self, _: &str) -> Vec<OwnedFd> {
-            self.0.lock().unwrap().take().into_iter().collect()
-        }
-
-        fn is_successor(&self) -> bool {
-            self.1
-        }
-    }
+    use crate::kept::in_memory::InMemory;
 
     #[test]
     fn a_successor_refuses_what_was_fenced_and_knows_what_had_a_session() {
         let (all, client) = (sessions(), Some(IpAddr::from([192, 0, 2, 1])));
-        let mut left = Left::default();
+        let left = InMemory::default();
         all.keep(&left).unwrap();
         let (live, fenced) = (all.join(1, client).unwrap(), all.join(2, None).unwrap());
         drop(all.join(3, None).unwrap());
         all.fence(2);
         all.fence(4);
         for generation in 0..3 {
-            left.1 = true;
+            left.succeed();
             let next = sessions();
             next.keep(&left).unwrap();
             assert!(next.join(2, None).is_err() && next.join(4, None).is_err());

@@ -210,7 +210,7 @@ impl Service {
     ///
     /// # Errors
     /// The device cannot be opened or holds other data; the name is taken; those of the exports.
-    /// Exports that were started are closed again.
+    /// Exports that were started are closed again, but a successor leaves them for the next one.
     pub fn start(
         spec: &ServiceSpec,
         target: &Target<'_>,
@@ -242,8 +242,16 @@ impl Service {
             growing: Mutex::default(),
             settings: settings.clone(),
         };
-        service.graph.open_exports(&mut service.status)?;
-        Ok(service)
+        match service.graph.open_exports(&mut service.status) {
+            Ok(()) => Ok(service),
+            Err(e) => {
+                if settings.is_successor() {
+                    // To close them would end what the next successor may continue.
+                    std::mem::forget(service);
+                }
+                Err(e)
+            }
+        }
     }
 
     /// Returns the status as of the start.

@@ -279,6 +279,12 @@ impl Settings {
         self.succession.as_ref()
     }
 
+    /// Reports whether this process continues the service of another one.
+    pub fn is_successor(&self) -> bool {
+        self.succession()
+            .is_some_and(|succession| succession.is_successor())
+    }
+
     /// Reports whether the command is a dry run.
     pub fn is_dry_run(&self) -> bool {
         self.is_dry_run

@@ -32,6 +32,17 @@ pub fn count_received(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Checks that received bytes of TCP sockets can be counted.
+///
+/// # Errors
+/// Linux is older than 6.9.
+pub fn can_count_tcp() -> io::Result<()> {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    let one = |family| socket(family, SocketType::STREAM, None);
+    let any = one(AddressFamily::INET).or_else(|_| one(AddressFamily::INET6))?;
+    count_received(any)
+}
+
 /// Returns the number of bytes received since the count began; exact below 2 GiB.
 ///
 /// # Errors

@@ -64,8 +64,7 @@ fn run_and(
         confine(&context.settings, Needs::of(&spec), &cache)?;
         let run_dir = stack::run_dir(&context.settings.run_dir())?;
         let all = vec![start(context, on, spec, &run_dir, &cache)?];
-        let succession = context.settings.succession();
-        if !succession.is_some_and(|succession| succession.is_successor()) {
+        if !context.settings.is_successor() {
             started(&all, ready);
         }
         let reload: Reload =
@@ -130,9 +129,7 @@ pub fn start(
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
 ) -> Result<Service> {
-    let succession = context.settings.succession();
-    let is_successor = succession.is_some_and(|succession| succession.is_successor());
-    let spec = if is_successor {
+    let spec = if context.settings.is_successor() {
         spec.continued(run_dir)
     } else {
         spec.complete(run_dir)?

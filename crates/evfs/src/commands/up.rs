@@ -154,8 +154,7 @@ fn attach_all(
         attached.push(up.start(&entry).map_err(within)?);
         lock(&up.running).push(entry);
     }
-    let succession = context.settings.succession();
-    if !args.claim && !succession.is_some_and(|succession| succession.is_successor()) {
+    if !args.claim && !context.settings.is_successor() {
         announce(context.json, &attached, ready);
     }
     opened()?;

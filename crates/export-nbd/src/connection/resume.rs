@@ -60,10 +60,7 @@ impl Connection {
         let (phase, session, work, structured, input) = match resumed {
             Ok(prepared) => prepared,
             Err(why) => {
-                tracing::warn!(
-                    name: "EVFS-0508",
-                    "an NBD connection of the previous server cannot be continued: {why}"
-                );
+                kept::warn_of_end(why);
                 left.give_up();
                 return None;
             }

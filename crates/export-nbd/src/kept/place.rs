@@ -52,8 +52,8 @@ const ERRORS: [Errno; 8] = [
     Errno::Shutdown,
 ];
 
-/// Received bytes after which the kernel's count begins again.
-const COUNT_MAX: u64 = 1 << 30;
+/// Received bytes after which the kernel's count begins again; few in tests, so that they see it.
+const COUNT_MAX: u64 = if cfg!(test) { 1 << 14 } else { 1 << 30 };
 
 /// How far a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +184,7 @@ impl Place {
         let _ = self.kept.keep.close(&name_of(self.number));
         step();
         self.kept.clear(self.number);
-        self.kept.lock().push((self.number, areas));
+        super::lock(&self.kept.free).push((self.number, areas));
     }
 
     /// States how far the connection is.
@@ -364,8 +364,8 @@ pub(crate) struct Left {
     pub(crate) known: Vec<Known>,
 }
 
-/// Why a connection cannot be continued; `None` if nothing has to be said.
-type Unfit = ([Area; 2], Option<&'static str>);
+/// The areas of a connection that cannot be continued, and why.
+type Unfit = ([Area; 2], &'static str);
 
 impl Left {
     pub(super) fn new(
@@ -375,13 +375,9 @@ impl Left {
         areas: [Area; 2],
     ) -> Result<Left, Unfit> {
         let mut sockets = sockets.into_iter();
-        let Some(socket) = sockets.next() else {
-            // It was not held yet, or not any more.
-            return Err((areas, None));
-        };
-        let raw = match Raw::adopt(socket) {
-            Ok(raw) => raw,
-            Err(_) => return Err((areas, Some("its socket is unusable"))),
+        let raw = sockets.next().and_then(|socket| Raw::adopt(socket).ok());
+        let Some(raw) = raw else {
+            return Err((areas, "its socket is unusable"));
         };
         let ends = sockets.next().zip(sockets.next());
         let pipe = ends.map(|(from, to)| Pipe::adopt(from, to));
@@ -400,7 +396,7 @@ impl Left {
             }),
             Err(why) => {
                 let _ = raw.shut_down();
-                Err((areas, Some(why)))
+                Err((areas, why))
             }
         }
     }
@@ -435,11 +431,8 @@ impl Left {
         let (counted, next) = (load(COUNTED)?, load(COUNTED_NEXT)?);
         let count = sockets::received(raw).map_err(|_| LOST)?;
         // Between these two, the count was about to begin again, or has done so.
-        let counted = if counted != next && count == 0 {
-            next
-        } else {
-            counted
-        };
+        let is_certain = counted == next;
+        let counted = if count == 0 { next } else { counted };
         let received = counted + count;
         let sent = match (raw, pipe) {
             (Raw::Tcp(_), _) => {
@@ -461,9 +454,16 @@ impl Left {
         for slot in (0..SLOTS as u16).rev() {
             let request = known_at(&kept, number, slot).map_err(|()| DAMAGED)?;
             // One that is not behind `parsed` is parsed again.
-            match request.filter(|request| distance(request.at, parsed) > 0) {
-                Some(request) => known.push(request),
-                None => free.push(slot),
+            match request {
+                Some(request) if distance(request.at, parsed) > 0 => known.push(request),
+                stale => {
+                    if stale.is_some() {
+                        // The next successor must not take it for the request at that position.
+                        kept.word(number, slot_word(slot, AT)).0.store(0, Release);
+                        step();
+                    }
+                    free.push(slot);
+                }
             }
         }
         known.sort_by_key(|request| distance(parsed, request.at));
@@ -478,7 +478,7 @@ impl Left {
             counted,
             received,
         };
-        if counted != next {
+        if !is_certain {
             place.store(COUNTED_NEXT, position(counted));
             place.store(COUNTED, position(counted));
         }
@@ -519,9 +519,8 @@ impl Left {
         &mut self,
         len: impl Fn(&RequestHeader, Option<Errno>) -> u64,
     ) -> Result<Option<(u16, u64)>, &'static str> {
-        let sent = self.place.sent;
-        let (mut partial, mut first) = (None, None::<i64>);
         let place = &mut self.place;
+        let (sent, mut partial, mut waiting) = (place.sent, None, Vec::new());
         self.known.retain_mut(|request| {
             let Done::At(at, error) = request.done else {
                 return true;
@@ -529,25 +528,29 @@ impl Left {
             let (start, bytes) = (distance(sent, at), len(&request.header, error) as i64);
             if start + bytes <= 0 {
                 place.word(slot_word(request.slot, AT)).0.store(0, Release);
+                step();
                 place.free.push(request.slot);
                 return false;
             }
-            first = Some(first.map_or(start, |first| first.min(start)));
             if start < 0 {
                 partial = Some((request.slot, -start as u64));
                 place.end = sent.wrapping_add((start + bytes) as u64);
                 place.queued.push_back((request.slot, place.end));
             } else {
                 request.done = Done::Unqueued(error);
-                place.ended(request.slot, error);
+                waiting.push((start, request.slot, error));
             }
             true
         });
-        // Replies follow each other without a gap.
-        match first {
-            Some(first) if first > 0 => Err("its replies have a gap"),
-            _ => Ok(partial),
+        waiting.sort_unstable_by_key(|(start, ..)| *start);
+        if partial.is_none() && waiting.first().is_some_and(|(start, ..)| *start > 0) {
+            return Err("its replies have a gap");
         }
+        // From the last one on: if this server dies here, the others still follow without a gap.
+        for (_, slot, error) in waiting.into_iter().rev() {
+            place.ended(slot, error);
+        }
+        Ok(partial)
     }
 
     /// Lets a request run again, whose result was not sent.

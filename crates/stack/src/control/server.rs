@@ -20,6 +20,9 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
+    /// The socket stays when this is dropped: it is a predecessor's, and the next successor may need
+    /// it.
+    stays: bool,
     name: Mutex<Option<Name>>,
 }
 
@@ -56,11 +59,13 @@ impl Listener {
         Ok(Listener {
             listener,
             path,
+            stays: false,
             name: Mutex::new(Some(own)),
         })
     }
 
-    /// Takes the name again, whose socket a predecessor has left.
+    /// Takes the name again, whose socket a predecessor has left. Only [`Listener::close`] removes
+    /// the socket.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -73,6 +78,7 @@ impl Listener {
         Ok(Listener {
             listener: UnixListener::from(socket),
             path,
+            stays: true,
             name: Mutex::new(Some(own)),
         })
     }
@@ -110,7 +116,9 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.close();
+        if !self.stays {
+            self.close();
+        }
     }
 }
 

@@ -373,12 +373,7 @@ impl Graph for AttachGraph {
             self.start_fuse(status)?;
         }
         if self.loop_device.is_none() {
-            let started = self.start_loop(status);
-            if started.is_err() && self.succession.as_ref().is_some_and(|s| s.is_successor()) {
-                // It stays for another successor.
-                std::mem::forget(self.mount.take());
-            }
-            started?;
+            self.start_loop(status)?;
         }
         match &self.succession {
             Some(succession) => succession.mounted(),
