@@ -7,12 +7,14 @@
 //!   pages      the frames of the cache that hold data that is not on the disk
 //!   open_files files that the kernel has open, by handle
 //!   requests   requests that were carried out and perhaps not answered
+//!   check      the checksum of words that the log and the table of pages use
 //! ```
 //!
 //! A process that dies leaves every store it made. So a table is whole after each single store, and a
 //! successor sees either all of a change or none. **Invariant:** a reader treats the words as hostile:
 //! any content yields a table or an error, never a panic, and never more than the words hold.
 
+mod check;
 pub mod log;
 pub mod memory;
 mod open_files;
