@@ -89,11 +89,11 @@ mod tests {
     #[test]
     fn words_that_are_swapped_or_lost_or_zero_change_the_checksum() {
         let right = of(&WORDS);
-        for one in 0..WORDS.len() {
-            for two in 0..one {
+        for (one, first) in WORDS.iter().enumerate() {
+            for (two, second) in WORDS.iter().enumerate().take(one) {
                 let mut words = WORDS;
                 words.swap(one, two);
-                assert_eq!(of(&words) == right, WORDS[one] == WORDS[two], "{one} {two}");
+                assert_eq!(of(&words) == right, first == second, "{one} {two}");
             }
             let mut words = WORDS.to_vec();
             words.remove(one);
@@ -108,7 +108,7 @@ mod tests {
     fn each_bit_of_a_word_alters_about_half_of_the_checksum() {
         for bit in 0..64 {
             let changes: u32 = (0..1000_u64)
-                .map(|n| (of(&[n, n * n]) ^ of(&[n, n * n ^ 1 << bit])).count_ones())
+                .map(|n| (of(&[n, n * n]) ^ of(&[n, (n * n) ^ (1 << bit)])).count_ones())
                 .sum();
             let mean = f64::from(changes) / 1000.0;
             assert!((12.0..20.0).contains(&mean), "bit {bit}: {mean} bits of 32");
