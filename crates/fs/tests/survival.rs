@@ -20,8 +20,8 @@ use common::pair::{Pair, describe};
 use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, keyed, options, seed};
 use fs::{
-    Adoption, Attr, Compression, FileType, Fs, Inode, New, Options, ROOT, Rename, SetXattr,
-    Survival,
+    Adoption, Attr, Compression, FileType, Fs, Inode, New, Options, ROOT, Rename, SetAttr,
+    SetXattr, Stamp, Survival,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -411,6 +411,28 @@ parts! {
     part_3: 3,
 }
 
+/// Writes to a file whose record is out of date in each of the ways that a log can say so.
+fn writes(client: &mut Client, fs: &Fs, file: u64, after: &mut impl FnMut(&Fs)) {
+    let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
+    client.write(file, 4000, &[3; 200]).expect("written");
+    after(fs);
+    client.write(file, 4100, &[4; 200]).expect("written");
+    after(fs);
+    main.note_read(file, true).expect("noted");
+    after(fs);
+    client.write(file, 4200, &[5; 200]).expect("written");
+    after(fs);
+    let permissions = Some(0o640 ^ main.attr(file).expect("there").inode.permissions);
+    let set = SetAttr {
+        permissions,
+        ..SetAttr::default()
+    };
+    main.set_attr(file, &set).expect("set");
+    after(fs);
+    client.write(file, 4300, &[6; 200]).expect("written");
+    after(fs);
+}
+
 /// A history of one operation of each kind. `after` is called after each.
 fn short_history(fs: &Fs, mut after: impl FnMut(&Fs)) {
     let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
@@ -423,6 +445,7 @@ fn short_history(fs: &Fs, mut after: impl FnMut(&Fs)) {
     after(fs);
     client.write(one, 0, &[1; 9000]).expect("written");
     after(fs);
+    writes(&mut client, fs, one, &mut after);
     let mut random = Random::new(1);
     client.write_all_out(&mut random).expect("written");
     after(fs);
@@ -438,26 +461,33 @@ fn short_history(fs: &Fs, mut after: impl FnMut(&Fs)) {
     after(fs);
     fs.sync().expect("it syncs");
     after(fs);
+    writes(&mut client, fs, one, &mut after);
     main.truncate(one, 6000).expect("cut");
     after(fs);
     fs.commit().expect("it commits");
     after(fs);
+    writes(&mut client, fs, one, &mut after);
     main.unlink(below, b"two").expect("removed");
     after(fs);
     main.unlink(below, b"three").expect("removed");
     after(fs);
 }
 
-/// Describes a file system with the sizes of its files.
+/// Describes a file system with the inodes of its files.
 fn described(fs: &Fs) -> String {
     let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
-    let mut sizes = String::new();
+    let mut inodes = String::new();
     for ino in 2..10 {
         if let Ok(attr) = main.attr(ino) {
-            sizes += &format!("{ino}: {} {}\n", attr.inode.size, attr.inode.disk_size);
+            // Dirty pages are not taken over here, so they promise no blocks.
+            let inode = Inode {
+                blocks: 0,
+                ..attr.inode
+            };
+            inodes += &format!("{ino}: {inode:?}\n");
         }
     }
-    describe(&main) + &sizes
+    describe(&main) + &inodes
 }
 
 /// Number of words at the start of the log that are its header.
@@ -514,11 +544,13 @@ fn a_death_after_any_store_to_the_log_leaves_the_state_before_or_after() {
 
 #[test]
 fn a_log_with_flipped_bits_is_used_as_a_whole_or_refused() {
-    let (tap, fs) = first(16 << 20, 1 << 10);
+    let (tap, fs) = first(16 << 20, 1 << 11);
     short_history(&fs, |_| {});
     let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
-    main.create(ROOT, b"last", &New::of_root(FileType::File, 0o600))
-        .expect("made");
+    let new = New::of_root(FileType::File, 0o600);
+    let last = main.create(ROOT, b"last", &new).expect("made").ino;
+    let mut client = Client::new(main);
+    writes(&mut client, &fs, last, &mut |_| {});
     let remains = tap.remains();
     let whole = described(&fs);
     let durable = {
@@ -568,6 +600,42 @@ fn a_log_with_flipped_bits_is_used_as_a_whole_or_refused() {
 fn adopted_entries(remains: &Remains, uuid: [u8; 16]) -> Vec<survival::log::Entry> {
     let log = Log::adopt(memory_of(&remains.words), uuid).expect("whole");
     log.entries().expect("whole")
+}
+
+/// A log with little room would need commits more often.
+#[test]
+fn a_write_appends_what_it_sets_and_no_more() {
+    let (tap, fs) = first(16 << 20, 1 << 12);
+    let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
+    let new = New::of_root(FileType::File, 0o600);
+    let file = main.create(ROOT, b"file", &new).expect("made").ino;
+    let mut client = Client::new(main.clone());
+    fs.commit().expect("it commits");
+    for n in 0..3 {
+        client.write(file, n * 100, &[1; 100]).expect("written");
+    }
+    let entries = adopted_entries(&tap.remains(), fs.superblock().uuid);
+    let lengths: Vec<usize> = entries.iter().map(|entry| entry.payload.len()).collect();
+    assert_eq!(lengths, [72; 3]);
+    let inode = |fs: &Fs| {
+        let main = fs.fileset_named(fs::FIRST_FILESET).expect("there");
+        // Dirty pages are not taken over here, so they promise no blocks.
+        let blocks = 0;
+        let attr = main.attr(file).expect("there");
+        Inode {
+            blocks,
+            ..attr.inode
+        }
+    };
+    // The next server appends such an entry, too, and the one after it needs both.
+    let (tap, next) = adopt_whole(tap.remains());
+    assert_eq!(inode(&next), inode(&fs));
+    let main = next.fileset_named(fs::FIRST_FILESET).expect("there");
+    main.prepare_write(file, 0..100, Stamp::Change)
+        .expect("prepared");
+    let (_, third) = adopt_whole(tap.remains());
+    assert_eq!(inode(&third), inode(&next));
+    assert_ne!(inode(&third), inode(&fs));
 }
 
 #[test]

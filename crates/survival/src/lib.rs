@@ -10,6 +10,7 @@
 //!   area       parts of a memory with one owner each, for bytes that the kernel writes
 //!   sealed     words that state a value and prove it
 //!   sockets    what the kernel has received and sent
+//!   check      the checksum of words
 //! ```
 //!
 //! A process that dies leaves every store it made. So a table is whole after each single store, and a
@@ -17,6 +18,7 @@
 //! any content yields a table or an error, never a panic, and never more than the words hold.
 
 mod area;
+mod check;
 pub mod log;
 pub mod memory;
 mod open_files;

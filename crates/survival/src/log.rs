@@ -13,6 +13,7 @@
 //! header and each entry has a checksum that covers its meaning and its place, so damage is an error,
 //! too. A position is a number of words modulo twice the capacity, so that full differs from empty.
 
+use crate::check::Check;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::requests;
 use std::io;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard};
 
 /// First word: the magic, and the version in the last byte.
-const MAGIC: u64 = u64::from_le_bytes(*b"EVFSlog\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"EVFSlog\x02");
 
 /// Words before the ring; the last ones are spare.
 pub const HEADER_WORDS: usize = 16;
@@ -112,6 +113,8 @@ pub struct Log {
     memory: Memory,
     identity: [u8; 16],
     capacity: u32,
+    /// Checksum of the identity, which all others continue.
+    seed: Check,
     ring: Mutex<Ring>,
     /// Words that are free; 0 while the log is broken.
     free: AtomicU32,
@@ -188,10 +191,12 @@ impl Log {
     }
 
     fn of(memory: Memory, identity: [u8; 16], capacity: u32) -> Log {
+        let (low, high) = halves(identity);
         Log {
             memory,
             identity,
             capacity,
+            seed: Check::new().with([low, high]),
             ring: Mutex::new(Ring {
                 start: 0,
                 end: 0,
@@ -235,18 +240,12 @@ impl Log {
             return false;
         };
         let len = payload.len() as u32;
-        let checksum = self.checksum(ring.end, len, (sequence, request), payload);
-        let head = [
-            u64::from(len) | u64::from(checksum) << 32,
-            sequence,
-            request,
-        ];
-        let mut at = ring.end;
-        for word in head {
-            self.word_at(at).store(word, Relaxed);
-            at = self.plus(at, 1);
+        let mut check = self.check(ring.end, len, (sequence, request));
+        self.store_payload(self.plus(ring.end, ENTRY_WORDS), payload, &mut check);
+        let first = u64::from(len) | u64::from(check.value()) << 32;
+        for (at, word) in (0..).zip([first, sequence, request]) {
+            self.word_at(self.plus(ring.end, at)).store(word, Relaxed);
         }
-        self.store_payload(at, payload);
         ring.end = self.plus(ring.end, words);
         self.set(Field::End as u32, ring.end);
         ring.last = sequence;
@@ -354,13 +353,14 @@ impl Log {
         while at != ring.end {
             let place = self.place(at, ring.end)?;
             let checksum = (self.word_at(at).load(Relaxed) >> 32) as u32;
+            let request = self.word_at(self.plus(at, 2)).load(Relaxed);
+            let mut check = self.check(at, place.len, (place.sequence, request));
             let entry = Entry {
                 sequence: place.sequence,
-                request: self.word_at(self.plus(at, 2)).load(Relaxed),
-                payload: self.load_payload(self.plus(at, ENTRY_WORDS), place.len),
+                request,
+                payload: self.load_payload(self.plus(at, ENTRY_WORDS), place.len, &mut check),
             };
-            let numbers = (entry.sequence, entry.request);
-            let is_right = self.checksum(at, place.len, numbers, &entry.payload) == checksum;
+            let is_right = check.value() == checksum;
             let follows = entries
                 .last()
                 .is_none_or(|last| last.sequence <= entry.sequence);
@@ -381,9 +381,10 @@ impl Log {
     }
 
     /// Reports whether the log cannot take another change, or less than one part in `parts` is free.
+    #[inline]
     pub fn is_short(&self, parts: u32) -> bool {
-        let free = self.free.load(Relaxed);
-        free == 0 || free < self.capacity / parts
+        let free = u64::from(self.free.load(Relaxed));
+        free == 0 || free * u64::from(parts) < u64::from(self.capacity)
     }
 
     /// Records what the server knows about the disk.
@@ -445,30 +446,22 @@ impl Log {
         (&from[..first], &before[..words - first])
     }
 
-    fn store_payload(&self, position: u32, payload: &[u8]) {
+    fn store_payload(&self, position: u32, payload: &[u8], check: &mut Check) {
         let (first, second) = self.pieces(position, payload.len().div_ceil(WORD_BYTES));
-        let mut cells = first.iter().chain(second);
-        let mut parts = payload.chunks_exact(WORD_BYTES);
-        // Whole words first, so that their length is known when this is compiled.
-        for (part, cell) in parts.by_ref().zip(&mut cells) {
-            let word = u64::from_le_bytes(part.try_into().expect("a whole word"));
-            cell.store(word, Relaxed);
-        }
-        let rest = parts.remainder();
-        if let Some(cell) = cells.next().filter(|_| !rest.is_empty()) {
-            let mut word = [0; WORD_BYTES];
-            word[..rest.len()].copy_from_slice(rest);
-            cell.store(u64::from_le_bytes(word), Relaxed);
-        }
+        let split = payload.len().min(first.len() * WORD_BYTES);
+        store(first, &payload[..split], check);
+        store(second, &payload[split..], check);
     }
 
-    fn load_payload(&self, position: u32, len: u32) -> Vec<u8> {
+    fn load_payload(&self, position: u32, len: u32, check: &mut Check) -> Vec<u8> {
         let len = len as usize;
         let words = len.div_ceil(WORD_BYTES);
         let mut payload = Vec::with_capacity(words * WORD_BYTES);
         let (first, second) = self.pieces(position, words);
         for cell in first.iter().chain(second) {
-            payload.extend_from_slice(&cell.load(Relaxed).to_le_bytes());
+            let word = cell.load(Relaxed);
+            check.add(word);
+            payload.extend_from_slice(&word.to_le_bytes());
         }
         payload.truncate(len);
         payload
@@ -486,23 +479,16 @@ impl Log {
         })
     }
 
-    fn checksum(&self, at: u32, len: u32, (sequence, request): (u64, u64), payload: &[u8]) -> u32 {
-        let mut head = [0; 40];
-        head[..16].copy_from_slice(&self.identity);
-        head[16..20].copy_from_slice(&at.to_le_bytes());
-        head[20..24].copy_from_slice(&len.to_le_bytes());
-        head[24..32].copy_from_slice(&sequence.to_le_bytes());
-        head[32..].copy_from_slice(&request.to_le_bytes());
-        crc32c::crc32c_append(crc32c::crc32c(&head), payload)
+    /// Begins the checksum of an entry, which its payload continues.
+    fn check(&self, at: u32, len: u32, (sequence, request): (u64, u64)) -> Check {
+        let place = u64::from(at) | u64::from(len) << 32;
+        self.seed.with([place, sequence, request])
     }
 
     /// Computes the word of the header that holds a value.
     fn guarded(&self, field: u32, value: u32) -> u64 {
-        let mut bytes = [0; 24];
-        bytes[..16].copy_from_slice(&self.identity);
-        bytes[16..20].copy_from_slice(&field.to_le_bytes());
-        bytes[20..].copy_from_slice(&value.to_le_bytes());
-        u64::from(value) | u64::from(crc32c::crc32c(&bytes)) << 32
+        let check = self.seed.with([u64::from(field) << 32 | u64::from(value)]);
+        u64::from(value) | u64::from(check.value()) << 32
     }
 
     /// Stores a value in the header, after everything that was stored before.
@@ -518,6 +504,24 @@ impl Log {
         } else {
             Err(Unusable::Damaged("header"))
         }
+    }
+}
+
+/// Stores bytes into as many words, the last one filled up with zeros.
+fn store(cells: &[AtomicU64], bytes: &[u8], check: &mut Check) {
+    let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
+    for (cell, part) in cells.iter().zip(whole) {
+        let word = u64::from_le_bytes(*part);
+        check.add(word);
+        cell.store(word, Relaxed);
+    }
+    if !rest.is_empty() {
+        let word = rest
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte));
+        check.add(word);
+        cells[whole.len()].store(word, Relaxed);
     }
 }
 

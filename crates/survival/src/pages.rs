@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An entry counts once its last word is not zero. Before an entry changes, that word becomes zero; it
-//! is stored after all others. The check is a CRC-32C of the frame's number, object, page and
-//! sequence. The mark keeps damage of a few bits from making an entry empty.
+//! is stored after all others. The check covers the frame's number, object, page and sequence. The
+//! mark keeps damage of a few bits from making an entry empty.
 //!
 //! Of two frames for one page the one with the higher sequence is newer: the page moved to another
 //! frame while the first one was being written to the disk.
@@ -18,6 +18,7 @@
 //! **Invariant:** each prefix of the stores lists a frame as what it was before or is after, or not at
 //! all; the owner of the table makes sure that it is listed only while its bytes are complete.
 
+use crate::check::Check;
 use crate::memory::{Memory, WORD_BYTES};
 use rustix::fs::SeekFrom;
 use std::io;
@@ -28,7 +29,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// First word: the magic, and the version in the last byte.
-const MAGIC: u64 = u64::from_le_bytes(*b"EVFSpag\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"EVFSpag\x02");
 /// Words before the entries; the last ones are spare.
 const HEADER_WORDS: usize = 8;
 /// Words of an entry.
@@ -328,12 +329,10 @@ impl Entry {
     }
 
     fn check(&self) -> u32 {
-        let words = [self.object.0, self.object.1, self.page, self.sequence];
-        let mut bytes = [0; 32];
-        for (part, word) in bytes.chunks_exact_mut(WORD_BYTES).zip(words) {
-            part.copy_from_slice(&word.to_le_bytes());
-        }
-        crc32c::crc32c_append(self.frame, &bytes)
+        let (frame, (a, b)) = (self.frame.into(), self.object);
+        Check::new()
+            .with([frame, a, b, self.page, self.sequence])
+            .value()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Words that state a value and prove it: one store replaces both.
 
+use crate::check::Check;
+
 /// Bits of the value of a sealed word.
 pub const VALUE_BITS: u32 = 48;
 
@@ -33,11 +35,7 @@ fn proof(value: u64, place: u64) -> u64 {
 
 /// Returns a checksum of several words.
 pub fn checksum(words: &[u64]) -> u64 {
-    let mix = |sum: u64, word: &u64| {
-        let sum = (sum ^ word).wrapping_mul(0x9fb2_1c65_1e98_df25);
-        sum ^ sum >> 29
-    };
-    words.iter().fold(0x4556_4653, mix)
+    Check::new().with(words.iter().copied()).whole()
 }
 
 #[cfg(test)]

@@ -339,7 +339,7 @@ impl Fileset {
         }
         core.inode.size = inode.size.max(bytes.end);
         core.dirty = true;
-        op.list_dirty((self.id, ino));
+        op.list_written((self.id, ino));
         op.finish();
         Ok(())
     }

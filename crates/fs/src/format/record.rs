@@ -18,6 +18,8 @@ pub const XATTR_VALUE_MAX: usize = 65_536;
 pub const FILE_SIZE_MAX: u64 = 16 << 40;
 /// Bytes of a block: the unit of allocation and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
+/// Length of the record of an inode in bytes.
+pub(crate) const INODE_BYTES: usize = 112;
 
 /// Byte offset on the device, as opposed to a block number or an offset in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,7 +216,7 @@ impl Inode {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         // Exactly, so that the record need not be moved to become a value of the map.
-        let mut out = Out::with(112);
+        let mut out = Out::with(INODE_BYTES);
         self.encode_into(&mut out);
         out.0
     }

@@ -110,6 +110,12 @@ impl TreeRecord {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(68 + self.name.len());
+        self.encode_into(&mut out);
+        out.0
+    }
+
+    /// Appends what [`TreeRecord::encode`] returns.
+    pub(crate) fn encode_into(&self, out: &mut Out) {
         out.u32(self.origin);
         let flags = [
             self.removing,
@@ -134,11 +140,10 @@ impl TreeRecord {
         }
         out.time(self.created);
         if let Some(receiving) = &self.receiving {
-            receiving.encode(&mut out);
+            receiving.encode(out);
         }
         out.0.extend(self.received.iter().flatten());
         out.0.extend_from_slice(self.name.as_bytes());
-        out.0
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<TreeRecord> {

@@ -14,6 +14,9 @@ pub(crate) struct InodeState {
     pub dirty: bool,
     /// Whether the inode is in the list of those that the next commit writes.
     pub listed: bool,
+    /// Whether the inode is in the list of those that an entry follows each commit for; see
+    /// [`crate::metadata::unsaved`].
+    pub noted_ahead: bool,
     /// Number of open handles.
     pub opens: u64,
     /// Whether the inode was created without a name and may still get its first.
@@ -93,6 +96,7 @@ impl InodeState {
             inode,
             dirty: false,
             listed: false,
+            noted_ahead: false,
             opens: 0,
             unnamed: false,
             promised: Blocks::default(),

@@ -237,6 +237,15 @@ pub(crate) fn put_item(out: &mut Out, key: &Key, value: Option<&[u8]>) {
     }
 }
 
+/// Encodes a changed item whose value `encode` appends.
+pub(crate) fn put_item_with(out: &mut Out, key: &Key, encode: impl FnOnce(&mut Out)) {
+    put_item(out, key, Some(&[]));
+    let start = out.0.len();
+    encode(out);
+    let len = (out.0.len() - start) as u32;
+    out.0[start - 4..start].copy_from_slice(&len.to_le_bytes());
+}
+
 /// Encodes a change of the use of blocks.
 pub(crate) fn put_space(out: &mut Out, change: &SpaceChange) {
     out.u64(change.run.start);

@@ -503,6 +503,9 @@ impl State {
     pub fn put_key(&mut self, key: Key, value: Vec<u8>, prior: Prior) {
         self.count_change(&key);
         self.may_share |= key.is_in(Section::Shared);
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.put(&key, Some(&value));
+        }
         let before = self.items.active.put(key, value.into(), prior);
         self.steps.push(Step::Item(key, before));
     }
@@ -510,6 +513,9 @@ impl State {
     /// Removes a key, without saving the old value for a snapshot.
     pub fn delete_key(&mut self, key: Key) {
         self.count_change(&key);
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.put(&key, None);
+        }
         let before = self.items.active.delete(key);
         self.steps.push(Step::Item(key, before));
     }
@@ -669,6 +675,21 @@ impl State {
         if let Some(unsaved) = &mut self.unsaved {
             unsaved.inodes.push(name);
         }
+        self.queue_dirty(name);
+    }
+
+    /// As [`State::list_dirty`], for an inode of which a write has set what [`Written`] holds, and no
+    /// more.
+    ///
+    /// [`Written`]: crate::metadata::saved::Written
+    pub fn list_written(&mut self, name: (TreeId, Ino)) {
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.written.push(name);
+        }
+        self.queue_dirty(name);
+    }
+
+    fn queue_dirty(&mut self, name: (TreeId, Ino)) {
         if let Some(core) = self.cores.get_mut(&name)
             && core.dirty
             && !core.listed
@@ -690,7 +711,7 @@ impl State {
     pub fn commit_steps(&mut self) {
         for step in self.steps.drain(..) {
             match (&step, &mut self.unsaved) {
-                (Step::Item(key, _), Some(unsaved)) => unsaved.keys.push(*key),
+                (Step::Item(key, _), Some(unsaved)) => unsaved.note_item(key),
                 (Step::Core(name, ..), Some(unsaved)) => unsaved.inodes.push(*name),
                 (Step::Account(tree, owner, _), Some(unsaved)) => {
                     unsaved.accounts.push((*tree, *owner));
@@ -700,6 +721,9 @@ impl State {
             if let Step::Item(key, _) = step {
                 self.items.note(key);
             }
+        }
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.keep();
         }
     }
 
@@ -725,6 +749,9 @@ impl State {
             }
         }
         self.space.clear();
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.roll_back();
+        }
     }
 }
 
