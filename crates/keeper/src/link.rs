@@ -5,6 +5,7 @@
 //!   =NAME  descriptors   replace those of the name, at once
 //!   -NAME                close those of the name
 //!   !                    the server serves
+//!   >                    start the program that has the place of this one now, in place of the server
 //!   .                    close all: nothing can be continued
 //! ```
 
@@ -46,15 +47,34 @@ impl Kept {
         self.0.contains_key(name)
     }
 
+    /// Puts descriptors under a name, instead of those that are there.
+    pub(crate) fn put(&mut self, name: &str, descriptors: Vec<OwnedFd>) {
+        self.0.insert(name.to_owned(), descriptors);
+    }
+
+    /// Lists everything.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &[OwnedFd])> {
+        self.0
+            .iter()
+            .map(|(name, all)| (name.as_str(), all.as_slice()))
+    }
+
     /// Reports whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
+/// Reports whether a text may be a name: it has visible ASCII characters only.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.len() <= NAME_MAX && !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 /// What messages have said.
 #[derive(Default)]
 pub(crate) struct Received {
+    /// Another program is to take the place of the server.
+    pub replace: bool,
     /// The server serves.
     pub serves: bool,
     /// There will be no further message.
@@ -74,6 +94,11 @@ impl Link {
             None,
         )?;
         Ok((Link(ours), Link(theirs)))
+    }
+
+    /// Takes over the end of a server.
+    pub(crate) fn of(descriptor: OwnedFd) -> Link {
+        Link(descriptor)
     }
 
     /// Gives descriptors to the keeper, in addition to those that it holds under this name.
@@ -114,6 +139,15 @@ impl Link {
         self.send('!', "", &[])
     }
 
+    /// Asks the keeper to kill this server, and to start the program that has the place of this one
+    /// now. If that does not serve, this program goes on.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub fn restart(&self) -> io::Result<()> {
+        self.send('>', "", &[])
+    }
+
     /// Announces that no other server could continue either: the keeper ends with this one.
     ///
     /// # Errors
@@ -123,7 +157,7 @@ impl Link {
     }
 
     fn send(&self, kind: char, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        if name.len() > NAME_MAX {
+        if !name.is_empty() && !is_name(name) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -183,10 +217,12 @@ impl Link {
         };
         let name = String::from_utf8_lossy(name).into_owned();
         match kind {
+            b'+' | b'=' if !is_name(&name) => {}
             b'+' => kept.0.entry(name).or_default().extend(descriptors),
             b'=' => drop(kept.0.insert(name, descriptors)),
             b'-' => drop(kept.0.remove(&name)),
             b'!' => all.serves = true,
+            b'>' => all.replace = true,
             b'.' => kept.0.clear(),
             _ => {}
         }
@@ -228,6 +264,7 @@ mod tests {
             link.close("c").unwrap();
             assert!(link.replace("d", &many).is_err());
             assert!(link.close(&"x".repeat(61)).is_err());
+            assert!(link.add("a name", &many[..1]).is_err());
         });
         let mut other = Kept::default();
         kept_after(&mut other, |link| {

@@ -7,7 +7,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Signals that are passed on.
 const PASSED_ON: [i32; 6] = [
@@ -76,6 +76,8 @@ impl Signals {
 
 /// What happens to a keeper.
 pub(crate) enum Event {
+    /// The time is over.
+    Late,
     Message,
     Signal(i32),
     Ended(How),
@@ -118,8 +120,8 @@ pub(crate) struct Present<'a> {
 }
 
 impl Present<'_> {
-    /// Waits for an event.
-    pub fn event(&mut self) -> io::Result<Event> {
+    /// Waits for an event, at most until a time.
+    pub fn event(&mut self, until: Option<Instant>) -> io::Result<Event> {
         loop {
             let mut polled = vec![
                 PollFd::new(&self.child.ended, PollFlags::IN),
@@ -128,8 +130,11 @@ impl Present<'_> {
             ];
             let others = self.lingering.iter();
             polled.extend(others.map(|child| PollFd::new(&child.ended, PollFlags::IN)));
-            match poll(&mut polled, None) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.map(|left| Timespec::try_from(left).unwrap_or_default());
+            match poll(&mut polled, left.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
+                Ok(0) => return Ok(Event::Late),
                 ready => ready?,
             };
             let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();

@@ -54,6 +54,64 @@ fn never_starts_again(begin: Begin) -> u8 {
     die(libc::SIGABRT)
 }
 
+/// Asks to be replaced: by another file, again after a death, and by one that cannot serve.
+fn is_replaced(mut begin: Begin) -> u8 {
+    let place = std::path::PathBuf::from(std::env::args().nth(2).expect("the place"));
+    let inode = || {
+        let own = std::fs::metadata("/proc/self/exe").expect("a program");
+        std::os::unix::fs::MetadataExt::ino(&own)
+    };
+    let put = |content: &[u8]| {
+        let new = place.with_extension("new");
+        std::fs::write(&new, content).expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&new, mode).expect("executable");
+        std::fs::rename(&new, &place).expect("replaced");
+    };
+    let mut file = match begin.kept.take_one("inodes") {
+        Some(file) => std::fs::File::from(file),
+        None => tempfile::tempfile().expect("a file"),
+    };
+    begin.link.replace("inodes", &[file.as_fd()]).expect("kept");
+    let mut inodes = String::new();
+    file.rewind().expect("a place");
+    file.read_to_string(&mut inodes).expect("read");
+    writeln!(file, "{}", inode()).expect("written");
+    let inodes: Vec<u64> = inodes
+        .lines()
+        .map(|line| line.parse().expect("a number"))
+        .collect();
+    // Generation 3 was what cannot be executed.
+    assert_eq!(inodes.len() as u32, begin.generation.min(3));
+    assert_eq!(begin.refused, begin.generation >= 4);
+    assert_eq!(keeper::is_executed(), begin.generation > 0);
+    let own = std::fs::read("/proc/self/exe").expect("a program");
+    begin.link.serving().expect("said");
+    match begin.generation {
+        0 => {
+            put(&own);
+            begin.link.restart().expect("asked");
+        }
+        1 => {
+            assert_ne!(inodes[0], inode());
+            std::fs::remove_file(&place).expect("removed");
+            die(libc::SIGKILL);
+        }
+        2 => {
+            assert_eq!(inodes[1], inode());
+            put(b"This is no program.");
+            begin.link.restart().expect("asked");
+        }
+        4 => {
+            assert_eq!(inodes[1], inode());
+            return 42;
+        }
+        _ => return 1,
+    }
+    std::thread::sleep(Duration::from_secs(30));
+    2
+}
+
 /// Waits for a signal; prints its own number first.
 fn waits(begin: Begin) -> u8 {
     begin.link.serving().expect("said");
@@ -98,6 +156,7 @@ fn main() {
         Some("never") => keep(never_starts_again),
         Some("fails") => keep(|_| 7),
         Some("waits") => keep(waits),
+        Some("replaced") => keep(is_replaced),
         // The list that the test runner asks for, and its single test.
         Some("--list") => {
             if !std::env::args().any(|arg| arg == "--ignored") {
@@ -113,6 +172,17 @@ fn main() {
 fn tests() {
     // What a server gave away is there for each of five successors.
     assert_eq!(ends("counts").code(), Some(42));
+    // Another program takes over, and the one before it goes on if that cannot serve.
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = dir.path().join("program");
+    std::fs::copy(std::env::current_exe().expect("this program"), &place).expect("copied");
+    let mut replaced = Command::new(&place);
+    let ended = replaced
+        .arg("replaced")
+        .arg(&place)
+        .status()
+        .expect("it runs");
+    assert_eq!(ended.code(), Some(42));
     // A server that cannot start is given up after pauses, and not tried on and on.
     let began = Instant::now();
     assert_eq!(ends("never").code(), Some(1));
