@@ -30,6 +30,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 pub use test_support::{installed, needs_root};
 
+/// The program that [`Sandbox::install_program`] has installed.
+const OWN_PROGRAM: &str = "own-evfs";
+
 /// The private directory of one test: key pairs, sockets, backups, images. On drop everything still
 /// attached is detached by force.
 pub struct Sandbox {
@@ -66,9 +69,26 @@ impl Sandbox {
     /// Returns a command for the program with this sandbox's directories and a cheap key
     /// derivation.
     pub fn evfs(&self) -> Command {
-        let mut command = Command::new(program());
+        let own = self.path(OWN_PROGRAM);
+        let mut command = Command::new(if own.exists() { own } else { program() });
         self.environment(&mut command);
         command
+    }
+
+    /// Installs another build of the program, which this sandbox uses from now on: a copy that differs
+    /// in its last bytes. Returns its path, which is the same each time.
+    pub fn install_program(&self) -> PathBuf {
+        let (place, new) = (self.path(OWN_PROGRAM), self.path("new-program"));
+        std::fs::copy(program(), &new).expect("a copy of the program");
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .open(&new)
+            .expect("the copy");
+        let begun = std::time::SystemTime::now();
+        writeln!(file, "{begun:?}").expect("more bytes");
+        drop(file);
+        std::fs::rename(&new, &place).expect("installed");
+        place
     }
 
     /// Sets this sandbox's directories in the environment of `command`.

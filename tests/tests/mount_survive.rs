@@ -1,5 +1,6 @@
-//! The server of a mount with `--survive` is killed again and again while programs use the mount: they
-//! see no error, and every byte that the mount acknowledged is there, synced or not.
+//! The server of a mount with `--survive` is killed again and again, or another build takes over, while
+//! programs use the mount: they see no error, and every byte that the mount acknowledged is there,
+//! synced or not.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -292,11 +293,38 @@ fn kill_the_server(mounted: &Mounted, after: Duration) {
     wait_until("the server has died", || server_of(mounted) != Some(server));
 }
 
-fn survives(on: On, options: &'static [&'static str]) {
+/// How a server ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Kill,
+    /// Another build of the program takes over.
+    Restart,
+}
+
+impl End {
+    fn end(self, s: &Sandbox, mounted: &Mounted, after: Duration) {
+        match self {
+            End::Kill => kill_the_server(mounted, after),
+            End::Restart => {
+                std::thread::sleep(after);
+                let program = s.install_program();
+                s.run(&["restart", mounted.dir().to_str().unwrap()]).ok();
+                let server = server_of(mounted).expect("it serves");
+                let serves = fs::metadata(format!("/proc/{server}/exe")).unwrap();
+                assert_eq!(serves.ino(), fs::metadata(program).unwrap().ino());
+            }
+        }
+    }
+}
+
+fn survives(on: On, options: &'static [&'static str], ends: &[End]) {
     needs_root("kills of the server of a mount");
     let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number"));
     let kills = u64::div_ceil(kills, 3);
     let s = Sandbox::new();
+    if ends.contains(&End::Restart) {
+        s.install_program();
+    }
     let mut random = Random::from_environment();
     let disk = Disk::new(&s, on, "512M").with(options);
     let mounted = disk.mount(&["--survive"]);
@@ -310,8 +338,8 @@ fn survives(on: On, options: &'static [&'static str]) {
                 .iter_mut()
                 .map(|program| scope.spawn(|| program.run_until(&is_over)))
                 .collect();
-            for _ in 0..kills {
-                kill_the_server(&mounted, Duration::from_millis(random.below(800)));
+            for end in ends.iter().cycle().take(kills as usize) {
+                end.end(&s, &mounted, Duration::from_millis(random.below(800)));
                 // One that has failed says why, once the others have ended.
                 if threads.iter().any(|thread| thread.is_finished()) {
                     break;
@@ -353,17 +381,84 @@ fn survives(on: On, options: &'static [&'static str]) {
 
 #[test]
 fn programs_on_a_clear_file_do_not_notice_that_the_server_is_killed() {
-    survives(On::Clear, &[]);
+    survives(On::Clear, &[], &[End::Kill]);
 }
 
 #[test]
 fn programs_on_an_encrypted_volume_do_not_notice_that_the_server_is_killed() {
-    survives(On::Encrypted, &[]);
+    survives(On::Encrypted, &[], &[End::Kill]);
+}
+
+#[test]
+fn programs_do_not_notice_that_other_builds_take_over_and_are_killed() {
+    survives(On::Encrypted, &[], &[End::Restart, End::Kill, End::Restart]);
+}
+
+#[test]
+fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
+    needs_root("a mount");
+    let s = Sandbox::new();
+    let place = s.install_program();
+    let disk = Disk::new(&s, On::Encrypted, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    let mut open = File::create(mounted.path("file")).unwrap();
+    for (number, program) in ["#!/bin/false\n", "no program"].iter().enumerate() {
+        open.write_all(b"some bytes").unwrap();
+        // The command itself needs a program.
+        let (kept, bad) = (s.path("kept"), s.path("bad"));
+        fs::rename(&place, &kept).unwrap();
+        fs::write(&bad, program).unwrap();
+        fs::set_permissions(&bad, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::rename(&bad, &place).unwrap();
+        let mut command = std::process::Command::new(tests::program());
+        s.environment(&mut command);
+        let failed = tests::Ran::of(command.arg("restart").arg(mounted.dir()))
+            .code(1)
+            .stderr;
+        assert!(failed.contains("the one before it goes on"), "{failed}");
+        fs::rename(&kept, &place).unwrap();
+        let status = s.json(&["status"]);
+        let survival = &status["volumes"][0]["survival"];
+        assert_eq!(survival["restart_refused"], true, "{status}");
+        assert_eq!(survival["predecessors"], 2 * (number + 1), "{status}");
+        assert_eq!(
+            mounted.said().matches("EVFS-0819").count() >= number + 1,
+            true
+        );
+    }
+    s.run(&["restart", mounted.dir().to_str().unwrap()]).ok();
+    let status = s.json(&["status"]);
+    assert_eq!(status["volumes"][0]["survival"]["restart_refused"], false);
+    open.write_all(b" and more").unwrap();
+    drop(open);
+    let expected = b"some bytessome bytes and more";
+    same(&fs::read(mounted.path("file")).unwrap(), expected, "file");
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn a_mount_without_a_keeper_is_not_restarted() {
+    needs_root("a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&[]);
+    let refused = s
+        .run(&["restart", mounted.dir().to_str().unwrap()])
+        .code(2)
+        .stderr;
+    assert!(refused.contains("without --survive"), "{refused}");
+    let none = s.run(&["restart"]).code(10).stderr;
+    assert!(
+        none.contains("no service was started with --survive"),
+        "{none}"
+    );
+    mounted.unmount(&s);
 }
 
 #[test]
 fn programs_do_not_notice_a_kill_while_the_kernel_holds_back_their_writes() {
-    survives(On::Clear, &["--exclusive"]);
+    survives(On::Clear, &["--exclusive"], &[End::Kill, End::Restart]);
 }
 
 #[test]

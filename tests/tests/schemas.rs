@@ -192,13 +192,14 @@ fn of_keys_and_volumes(p: &mut Printed) {
 }
 
 fn of_services(p: &mut Printed) {
-    let attached = web::with_web(&p.s, "web.sock", &["attach", "a.img"]);
+    let attached = web::with_web(&p.s, "web.sock", &["attach", "a.img", "--survive"]);
     p.record(&attached);
     let page = web::invitation(&p.s);
     p.record(&page);
     p.json(&["status"]);
     p.json(&["stats", "a"]);
     p.json(&["sync", "a"]);
+    p.json(&["restart", "a"]);
     p.json(&["top", "--once", "--interval", "0.1"]);
     p.json(&["cache", "show"]);
     p.json(&["cache", "show", "--files"]);

@@ -365,8 +365,12 @@ fn tcp_address(kept: &Kept) -> String {
     rest[..rest.find('/').unwrap()].to_owned()
 }
 
-fn survives(options: &[&str]) {
+/// Kills the server `kills()` times, or lets other builds of the program take over as often.
+fn survives(options: &[&str], restarts: bool) {
     let s = Sandbox::new();
+    if restarts {
+        s.install_program();
+    }
     s.volume("v.img", "64M", &[]);
     let options = [options, &["--nbd-unix", "v.sock", "--nbd", "127.0.0.1:0"]].concat();
     let kept = Kept::attach(&s, &options);
@@ -397,7 +401,14 @@ fn survives(options: &[&str]) {
                 .map(|flood| scope.spawn(|| flood.run(&is_over)))
                 .collect();
             for _ in 0..kills {
-                kept.kill(Duration::from_millis(random.below(500)));
+                let after = Duration::from_millis(random.below(500));
+                if restarts {
+                    std::thread::sleep(after);
+                    s.install_program();
+                    s.run(&["restart", "v"]).ok();
+                } else {
+                    kept.kill(after);
+                }
                 if threads.iter().any(|thread| thread.is_finished()) {
                     break;
                 }
@@ -435,12 +446,17 @@ fn survives(options: &[&str]) {
 
 #[test]
 fn clients_of_a_cached_volume_do_not_notice_that_the_server_is_killed() {
-    survives(&["--threads", "2"]);
+    survives(&["--threads", "2"], false);
+}
+
+#[test]
+fn clients_do_not_notice_that_other_builds_take_over() {
+    survives(&["--threads", "2"], true);
 }
 
 #[test]
 fn clients_do_not_notice_a_kill_without_the_cache() {
-    survives(&["--threads", "2", "--direct"]);
+    survives(&["--threads", "2", "--direct"], false);
 }
 
 /// `evfs up`, as a service manager with a watchdog starts it.
@@ -497,6 +513,12 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
         told("WATCHDOG=1");
         told("WATCHDOG=1");
     }
+    s.run(&["restart", "v"]).ok();
+    told("READY=1");
+    let mut found = [0; 8192];
+    client.read_at(0, &mut found).unwrap();
+    assert_eq!(found, [2; 8192]);
+    told("WATCHDOG=1");
     drop(client);
     // As `systemctl stop`: to the main process alone.
     kept.keeper.signal(libc::SIGTERM);

@@ -28,6 +28,7 @@ mod man;
 mod mount_helper;
 mod names;
 mod path;
+mod restart;
 mod schema;
 mod scrub;
 mod serve;
@@ -109,6 +110,8 @@ pub enum Command {
     Status(status::Args),
     /// Make everything durable that mounts, volumes and cells have acknowledged
     Sync(sync::Args),
+    /// Let an updated program take over services that are in use
+    Restart(restart::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
     /// Watch volumes, mounts, paths, caches, files and clients: rates, latencies, hit ratios
@@ -196,6 +199,7 @@ impl Command {
             Command::Df(args) => files::df(context, &args),
             Command::Status(args) => status::run(context, &args),
             Command::Sync(args) => sync::run(context, &args),
+            Command::Restart(args) => restart::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
             Command::Top(args) => top::run(context, &args),
             Command::Web(args) => web::run(context, &args),

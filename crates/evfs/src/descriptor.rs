@@ -1,5 +1,7 @@
 //! Descriptors of this process: their origin and identity, and the kind of a standard error.
 
+use keeper::is_executed;
+
 /// Reads the type, device and inode of a descriptor.
 pub fn about(fd: i32) -> Option<libc::stat> {
     // SAFETY: a struct of plain integers, for which zeros are valid.
@@ -25,15 +27,20 @@ pub fn is_journal(fd: i32) -> bool {
     })
 }
 
+fn is_null(about: &libc::stat) -> bool {
+    about.st_rdev == libc::makedev(1, 3)
+}
+
 /// Reports whether a descriptor is suitable for output from the background: a file, a device that
 /// is not a terminal, or the journal of systemd. The reader of a pipe or a socket waits for its
-/// end.
+/// end. A server that another program continues has /dev/null in the place of such a descriptor.
 pub fn outlives_caller(fd: i32) -> bool {
     let Some(about) = about(fd) else {
         return false;
     };
     match about.st_mode & libc::S_IFMT {
         libc::S_IFREG => true,
+        libc::S_IFCHR if is_executed() && is_null(&about) => false,
         // SAFETY: isatty accepts any number.
         libc::S_IFCHR => unsafe { libc::isatty(fd) == 0 },
         libc::S_IFSOCK => is_journal(fd),

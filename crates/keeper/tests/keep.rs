@@ -112,6 +112,26 @@ fn is_replaced(mut begin: Begin) -> u8 {
     2
 }
 
+/// Asks to be replaced by a program that does not serve in time, which is this one as generation 1.
+fn is_replaced_by_one_that_hangs(begin: Begin) -> u8 {
+    match begin.generation {
+        0 => {
+            let file = tempfile::tempfile().expect("a file");
+            begin.link.replace("file", &[file.as_fd()]).expect("kept");
+            begin.link.serving().expect("said");
+            begin.link.restart().expect("asked");
+        }
+        1 => {}
+        _ => {
+            begin.link.serving().expect("said");
+            assert!(begin.refused && begin.kept.has("file"));
+            return 43;
+        }
+    }
+    std::thread::sleep(Duration::from_secs(300));
+    1
+}
+
 /// Waits for a signal; prints its own number first.
 fn waits(begin: Begin) -> u8 {
     begin.link.serving().expect("said");
@@ -157,6 +177,7 @@ fn main() {
         Some("fails") => keep(|_| 7),
         Some("waits") => keep(waits),
         Some("replaced") => keep(is_replaced),
+        Some("hangs") => keep(is_replaced_by_one_that_hangs),
         // The list that the test runner asks for, and its single test.
         Some("--list") => {
             if !std::env::args().any(|arg| arg == "--ignored") {
@@ -170,6 +191,8 @@ fn main() {
 }
 
 fn tests() {
+    // A new program has a minute, in which the other tests run.
+    let mut hangs = case("hangs").spawn().expect("it runs");
     // What a server gave away is there for each of five successors.
     assert_eq!(ends("counts").code(), Some(42));
     // Another program takes over, and the one before it goes on if that cannot serve.
@@ -208,4 +231,5 @@ fn tests() {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
+    assert_eq!(hangs.wait().expect("it ends").code(), Some(43));
 }

@@ -242,6 +242,7 @@ impl Service {
             growing: Mutex::default(),
             settings: settings.clone(),
         };
+        service.status.note_succession(settings);
         match service.graph.open_exports(&mut service.status) {
             Ok(()) => Ok(service),
             Err(e) => {
@@ -252,6 +253,22 @@ impl Service {
                 Err(e)
             }
         }
+    }
+
+    /// Makes everything durable before another server takes over.
+    ///
+    /// # Errors
+    /// Its users would notice; not everything could be written.
+    fn prepare_restart(&self) -> Result<Value> {
+        let name = &self.status.name;
+        if self.settings.succession().is_none() {
+            return Err(Error::Usage(format!(
+                "{name} was started without --survive, so a restart would disturb its users; \
+                 `evfs detach {name}` ends it"
+            )));
+        }
+        self.graph.flush()?;
+        Ok(Value::Null)
     }
 
     /// Returns the status as of the start.

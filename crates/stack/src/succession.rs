@@ -2,6 +2,7 @@
 //! before it.
 //!
 //! ```text
+//!   format       the number of the format of everything below
 //!   lock         the descriptor whose open file description has the lock of the DEVICE
 //!   key          what opens the volume, in secret memory
 //!   log          changes of the file system that are not on the disk
@@ -40,6 +41,11 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use survival::{Log, Memory, OpenFiles, Pages, Requests};
 
+/// Number of the format of what a server leaves. A program that reads or writes any of it in another
+/// way than the last release has another number, so that `evfs restart` goes on with the program that
+/// can read it. Tables have versions of their own, too.
+const FORMAT: u32 = 1;
+
 /// Words of the log: 32 MiB, of which a commit of the file system is begun at half.
 const LOG_WORDS: usize = 4 << 20;
 
@@ -51,6 +57,8 @@ pub struct Succession {
     link: Link,
     kept: Mutex<Kept>,
     generation: u32,
+    /// Whether the program of the last [`Succession::restart`] did not serve.
+    refused: bool,
     /// The descriptor that has the lock of the DEVICE.
     lock: Option<Arc<OwnedFd>>,
     tables: OnceLock<Tables>,
@@ -73,20 +81,46 @@ impl fmt::Debug for Succession {
 
 impl Succession {
     /// Creates it from what the keeper gives to a new server.
-    pub fn new(begin: Begin) -> Arc<Succession> {
+    ///
+    /// # Errors
+    /// The predecessor is another program, whose tables this one does not know.
+    pub fn new(begin: Begin) -> Result<Arc<Succession>> {
         let Begin {
             link,
             mut kept,
             generation,
+            refused,
         } = begin;
+        if generation == 0 {
+            let file = rustix::fs::memfd_create("evfs-format", rustix::fs::MemfdFlags::CLOEXEC);
+            let file = file.map_err(|e| lost(e.into()))?;
+            rustix::io::pwrite(&file, &FORMAT.to_le_bytes(), 0).map_err(|e| lost(e.into()))?;
+            link.replace("format", &[file.as_fd()]).map_err(lost)?;
+        } else {
+            check_format(kept.take_one("format"))?;
+        }
         let lock = kept.take_one("lock").map(Arc::new);
-        Arc::new(Succession {
+        Ok(Arc::new(Succession {
             link,
             kept: Mutex::new(kept),
             generation,
+            refused,
             lock,
             tables: OnceLock::new(),
-        })
+        }))
+    }
+
+    /// Reports whether the program of the last [`Succession::restart`] did not serve.
+    pub fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Lets the program that has the place of this one now take over.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn restart(&self) -> Result<()> {
+        self.link.restart().map_err(lost)
     }
 
     /// Returns the number of predecessors.
@@ -474,6 +508,21 @@ impl Tables {
     }
 }
 
+/// Checks that this program knows the tables of the predecessor.
+fn check_format(file: Option<OwnedFd>) -> Result<()> {
+    let mut number = [0; 4];
+    let read = file.map(|file| rustix::io::pread(&file, &mut number, 0));
+    let found = u32::from_le_bytes(number);
+    match read {
+        Some(Ok(4)) if found == FORMAT => Ok(()),
+        Some(Ok(4)) => Err(Error::Failed(format!(
+            "this program cannot continue the running server: its tables have format {found}, and \
+             this program knows format {FORMAT}; detach, and start the service again"
+        ))),
+        _ => Err(damaged("its format is missing")),
+    }
+}
+
 /// Returns the name of the descriptors by which the threads of a server receive.
 fn clones(generation: u32) -> String {
     format!("clones-{generation}")
@@ -525,4 +574,26 @@ fn lost(error: std::io::Error) -> Error {
     Error::Failed(format!(
         "cannot leave a descriptor to the process that would start this server again: {error}"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_format_is_refused() {
+        let left = |bytes: &[u8]| {
+            let file = tempfile::tempfile().unwrap();
+            rustix::io::pwrite(&file, bytes, 0).unwrap();
+            check_format(Some(file.into()))
+        };
+        assert!(left(&FORMAT.to_le_bytes()).is_ok());
+        let other = left(&(FORMAT + 1).to_le_bytes()).unwrap_err();
+        assert!(
+            other.chain().contains("start the service again"),
+            "{}",
+            other.chain()
+        );
+        assert!(left(&[1]).is_err() && check_format(None).is_err());
+    }
 }

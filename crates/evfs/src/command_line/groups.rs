@@ -20,7 +20,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Running services",
         &[
-            "status", "top", "web", "stats", "sync", "cache", "up", "down", "cluster",
+            "status", "top", "web", "stats", "sync", "restart", "cache", "up", "down", "cluster",
         ],
     ),
     (

@@ -87,6 +87,7 @@ mod tests {
                 "cluster unfence",
                 "cluster remove",
                 "cache set",
+                "restart",
                 "sync",
                 "cache flush",
                 "cache drop",

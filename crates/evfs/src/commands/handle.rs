@@ -6,8 +6,12 @@ use stack::Result;
 use stack::handle::{self, Mounted, Resolved, Service};
 use std::path::{Path, PathBuf};
 
-/// Finds the DEVICE that a word names.
+/// Finds the DEVICE that a word names. A server that continues another one has its DEVICE, and must
+/// not ask itself.
 pub fn device(context: &Context, word: &Path) -> Result<PathBuf> {
+    if keeper::is_executed() {
+        return Ok(word.to_owned());
+    }
     handle::device(word, &context.settings).map(|found| noted(context, found))
 }
 

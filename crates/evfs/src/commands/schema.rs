@@ -4,8 +4,9 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, cluster, completions, config, detach, doctor, explain, files, fileset,
-    fileset_diff, fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service,
-    shrink, stats, status, sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
+    fileset_diff, fileset_quota, fileset_transfer, grow, key, lun, man, path, restart, scrub,
+    service, shrink, stats, status, sync, top, up, upgrade, volume_backups, volume_key,
+    volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -135,6 +136,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&detach::DETACHED, &["detach"]),
     Published::of(&up::DETACHED, &["down"]),
     Published::of(&status::STATUS, &["status"]),
+    Published::of(&restart::RESTARTED, &["restart"]),
     Published::of(&sync::SYNCED, &["sync"]),
     Published::of(&stats::STATS, &["stats"]),
     Published::of(&top::SAMPLE, &["top"]),

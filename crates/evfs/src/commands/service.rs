@@ -3,6 +3,7 @@
 
 use super::device::DeviceArgs;
 use super::status;
+use crate::descriptor::outlives_caller;
 use crate::{background, log};
 use cli::document::Document;
 use cli::{Context, output};
@@ -94,7 +95,7 @@ pub fn kept(context: &Context, ready: &mut Option<background::Ready>) -> Result<
     Ok(match side {
         Side::Keeper(code) => Kept::Keeper(code),
         Side::Server(begin) => {
-            let succession = Succession::new(begin);
+            let succession = Succession::new(begin)?;
             Kept::Server(context.with(context.settings.for_successor(succession)))
         }
     })
@@ -107,6 +108,14 @@ pub fn in_background(
 ) -> Result<u8> {
     if !background {
         stack::set_log_place(log::place(false));
+        return serve(None);
+    }
+    if keeper::is_executed() {
+        // The first server has left the terminal.
+        if !outlives_caller(2) {
+            log::detach_from_stderr();
+        }
+        stack::set_log_place(log::place(true));
         return serve(None);
     }
     match background::split() {

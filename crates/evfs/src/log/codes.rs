@@ -54,7 +54,7 @@ pub const EVENTS: &[Known] = events! {
     // services and their control
     "0801" "0802" "0803" "0804" "0805" "0806" "0807" "0808"
     "0809" "0810" "0811" "0812" "0813" "0814" "0815" "0816"
-    "0817" "0818"
+    "0817" "0818" "0819"
     // metrics and the web page
     "0901" "0902"
     // clusters

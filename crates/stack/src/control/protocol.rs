@@ -31,6 +31,8 @@ pub enum ControlRequest {
     Watch(WatchRequest),
     /// Make everything durable that was acknowledged before.
     Sync,
+    /// Make everything durable, and let the program that has the place of this one now take over.
+    Restart,
     /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
@@ -76,6 +78,7 @@ impl ControlRequest {
             // A part of a stream waits for the disk, and an estimate reads all metadata.
             ControlRequest::Detach { .. }
             | ControlRequest::Sync
+            | ControlRequest::Restart
             | ControlRequest::Grow(_)
             | ControlRequest::Files(
                 FsRequest::Clone { .. } | FsRequest::Rollback { .. } | FsRequest::Transfer(_),

@@ -508,7 +508,9 @@ impl Slot {
         let Some((ask, asker)) = PendingReply::to(stream) else {
             return;
         };
+        let restarts = ask == ControlRequest::Restart;
         let answer = match ask {
+            ControlRequest::Restart => self.answer(Service::prepare_restart),
             ControlRequest::Status => Ok(self.status()),
             ControlRequest::Metrics => Ok(json_of(&self.samples())),
             ControlRequest::Watch(wanted) => Ok(json_of(&self.reading(&wanted))),
@@ -531,7 +533,13 @@ impl Slot {
             ControlRequest::Cell(request) => self.answer(|s| s.cell(&request, Run::Real)),
             ControlRequest::PlanCell(request) => self.answer(|s| s.cell(&request, Run::Dry)),
         };
+        let restarts = restarts && answer.is_ok();
         asker.send(answer);
+        if let Some(succession) = self.settings.succession().filter(|_| restarts)
+            && let Err(error) = succession.restart()
+        {
+            tracing::error!(name: "EVFS-0819", "cannot restart: {}", error.chain());
+        }
     }
 
     /// Calls a function with the service.

@@ -107,6 +107,9 @@ pub struct Status {
     pub pid: u32,
     /// Version of the serving program.
     pub version: &'static str,
+    /// Its servers before this one, for a service that outlives its server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub survival: Option<SurvivalStatus>,
     /// Start of the service, in seconds since 1970.
     pub since: u64,
     /// Time since the start, in seconds.
@@ -220,6 +223,16 @@ pub struct CipherStatus {
     pub keys_locked: bool,
 }
 
+/// The servers of a service that outlives them.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct SurvivalStatus {
+    /// Number of servers before this one.
+    pub predecessors: u32,
+    /// Whether the program that the last `evfs restart` has started did not serve, so that the one
+    /// before it goes on.
+    pub restart_refused: bool,
+}
+
 impl Status {
     /// Creates the status of an open DEVICE, without exports.
     pub(crate) fn of(
@@ -260,6 +273,7 @@ impl Status {
             threads,
             pid: std::process::id(),
             version: crate::VERSION,
+            survival: None,
             since: unix_time::now().as_secs(),
             uptime_seconds: 0,
             log: LOG_PLACE.get().map(String::as_str),
@@ -342,6 +356,20 @@ impl Status {
             epoch,
             lease_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
         });
+    }
+
+    /// Adds what the service has of the servers before this one.
+    pub(crate) fn note_succession(&mut self, settings: &Settings) {
+        self.survival = settings.succession().map(|succession| SurvivalStatus {
+            predecessors: succession.generation(),
+            restart_refused: succession.is_refused(),
+        });
+        if self.survival.as_ref().is_some_and(|s| s.restart_refused) {
+            self.warn(String::from(
+                "the last `evfs restart` failed: the new program did not serve, see EVFS-0819 in the \
+                 log; the one before it goes on",
+            ));
+        }
     }
 
     /// Marks the service as being detached.
