@@ -76,6 +76,7 @@ first() {
   # From the next boot on, each table has a process of its own, and one is opened by an answer.
   systemctl disable evfs.service
   systemctl enable evfs@store.service evfs@asked.service
+  sed -i 's/^\[mount.store\]$/&\nsurvive = true/' /etc/evfs/evfs.toml
   printf '\n[volume.asked]\ndevice = "/dev/vdd"\nloop = true\n' >> /etc/evfs/evfs.toml
 }
 
@@ -92,6 +93,36 @@ second() {
   device=$(evfs --json status | grep -o '/dev/loop[0-9]*' | head -n 1)
   echo "through the loop device" | dd of="$device" bs=4096 count=1 conv=sync,notrunc status=none
   say "loop $(head -n 1 "$device")"
+  outlive
+}
+
+# Servers die, or the program starts again, while a file is open; then the keeper is killed, and then
+# the unit starts again.
+outlive() {
+  local lines=0 how server=
+  is_right() { cmp -s /store/lines <(seq $lines); }
+  is_another() {
+    server=$(evfs --json status store | sed -n 's/^ *"pid": \([0-9]*\),$/\1/p')
+    [ -n "$server" ] && [ "$server" != "$1" ]
+  }
+  append() { seq $((lines + 1)) $((lines + $1)) >&8 && lines=$((lines + $1)); }
+  exec 8>> /store/lines
+  for how in kill kill restart kill; do
+    append 500
+    until_true is_another "$server"
+    if [ $how = kill ]; then kill -s KILL "$server"; else evfs restart store > /dev/null; fi
+    append 1
+    is_right && say "outlived $how"
+  done
+  exec 8>&-
+  say "watched $(property ActiveState evfs@store.service) $(property NRestarts evfs@store.service)"
+  append() { seq $((lines + 1)) $((lines + $1)) >> /store/lines && lines=$((lines + $1)); }
+  append 100
+  systemctl kill --kill-whom=main --signal=KILL evfs@store.service
+  until_true is_right && say "without_keeper $(property NRestarts evfs@store.service)"
+  append 100
+  systemctl restart evfs@store.service
+  is_right && say "restarted $(property ActiveState evfs@store.service)"
 }
 
 trap 'finish $?' EXIT

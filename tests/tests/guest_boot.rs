@@ -213,6 +213,12 @@ fn a_system_opens_its_volumes_at_boot_and_closes_them_when_it_is_switched_off() 
     );
     assert_eq!(second.fact("loop"), "through the loop device");
 
+    let outlived: Vec<_> = second.facts("outlived").collect();
+    assert_eq!(outlived, ["kill", "kill", "restart", "kill"]);
+    assert_eq!(second.fact("watched"), "active 0");
+    assert_eq!(second.fact("without_keeper"), "1");
+    assert_eq!(second.fact("restarted"), "active");
+
     // The disks are in order, and no machine has left one in use.
     for (image, key) in [("data.img", "owner"), ("store.img", "elsewhere")] {
         let fsck = s.run(&["fsck", image, "--key", key]).ok();
