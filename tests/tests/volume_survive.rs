@@ -309,8 +309,12 @@ struct Kept {
 
 impl Kept {
     fn attach(s: &Sandbox, options: &[&str]) -> Kept {
+        Kept::attach_device(s, "v.img", options)
+    }
+
+    fn attach_device(s: &Sandbox, device: &str, options: &[&str]) -> Kept {
         let log = s.path("log");
-        let args = ["attach", "v.img", "--name", "v", "--survive"];
+        let args = ["attach", device, "--name", "v", "--survive"];
         let said = File::create(&log).unwrap();
         let child = s
             .evfs()
@@ -506,8 +510,12 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
 
 mod needs_root {
     use super::*;
+    use block::{ErrorKind, OpKind};
+    use block_testing::{ErrorDevice, Failure, Mem};
+    use export_file::{Config, Export, Mount};
     use std::os::unix::fs::FileExt;
     use std::path::Path;
+    use std::sync::Arc;
     use tests::needs_root;
 
     /// Writes, reads and makes durable ranges of a file that no other program writes.
@@ -611,6 +619,43 @@ mod needs_root {
         tests::peer("umount", &[&dir]);
         tests::peer("e2fsck", &["-fn", &device]);
         kept.detach(&s);
+    }
+
+    /// The disk is a file that this process serves. One of its flushes fails; all others succeed.
+    #[test]
+    fn a_flush_that_has_failed_stays_failed_after_a_kill() {
+        needs_root("a mount");
+        for how in ["--cached", "--direct"] {
+            let s = Sandbox::new();
+            let image = fs::read(s.volume("v.img", "32M", &[])).unwrap();
+            let (disk, errors) = ErrorDevice::new(Arc::new(Mem::holding(&image, 512)));
+            fs::create_dir(s.path("disk")).unwrap();
+            let disk = Export {
+                name: "v.img".into(),
+                device: Arc::new(disk),
+                read_only: false,
+            };
+            let _disk = Mount::start(Config::new(s.path("disk")), vec![disk]).unwrap();
+            let options = [how, "--nbd-unix", "v.sock"];
+            let mut kept = Kept::attach_device(&s, "disk/v.img", &options);
+            let connect = || Client::connect(&s.path("v.sock"), "v").unwrap();
+            let mut client = connect();
+            client.write_at(0, &[b'A'; 4096]).unwrap();
+            kept.kill(Duration::ZERO);
+            client.flush().expect("a flush after a kill alone");
+            client.write_at(0, &[b'B'; 4096]).unwrap();
+            errors.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
+            assert!(client.flush().is_err(), "{how}");
+            for _ in 0..2 {
+                kept.kill(Duration::ZERO);
+                assert!(client.flush().is_err(), "{how}: on the connection");
+                assert!(connect().flush().is_err(), "{how}: on a new connection");
+            }
+            assert_eq!(errors.failed(), 1, "{how}: flushes that the disk failed");
+            drop(client);
+            s.run(&["detach", "v", "--force"]).code(30);
+            kept.keeper.0.wait().unwrap();
+        }
     }
 }
 
