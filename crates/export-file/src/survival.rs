@@ -15,10 +15,9 @@
 use crate::holes::Holes;
 use ::survival::Memory;
 use fuse_mount::fuse_proto::Time;
-use fuse_mount::{Held, read_record};
+use fuse_mount::{Held, Record};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -43,8 +42,7 @@ pub struct HeldMount<'a> {
 #[derive(Debug)]
 pub struct Predecessor {
     pub(crate) device: OwnedFd,
-    pub(crate) offer: Vec<u8>,
-    pub(crate) mountpoint: PathBuf,
+    pub(crate) session: Record,
     pub(crate) table: OwnedFd,
 }
 
@@ -55,11 +53,9 @@ impl Predecessor {
     /// # Errors
     /// The record is damaged.
     pub fn new(device: OwnedFd, record: &OwnedFd, table: OwnedFd) -> io::Result<Predecessor> {
-        let (mountpoint, offer) = read_record(record)?;
         Ok(Predecessor {
             device,
-            offer,
-            mountpoint,
+            session: Record::read(record)?,
             table,
         })
     }

@@ -281,9 +281,9 @@ impl MountGraph {
         let (mount, at, sync) = match (continues, &config.survival) {
             (Some(succession), Some(survival)) => {
                 let before = succession.mount(self.fs()?)?;
-                let at = before.mountpoint.clone();
+                let at = before.session.mountpoint.clone();
                 // The first server has found out.
-                let sync = if before.on_block_device {
+                let sync = if before.session.on_block_device {
                     SyncCalls::Durable
                 } else {
                     SyncCalls::Ignored
