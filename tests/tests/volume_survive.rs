@@ -15,10 +15,11 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+use tests::kept::{self, kill_the_server};
 use tests::{Random, Sandbox, signal, wait_until};
 
 /// Bytes of the device that one client uses.
@@ -303,7 +304,7 @@ impl Flood {
 
 /// A volume `v` whose server may be killed.
 struct Kept {
-    keeper: tests::Killed,
+    keeper: Child,
     log: std::path::PathBuf,
 }
 
@@ -323,10 +324,7 @@ impl Kept {
             .stderr(said)
             .spawn()
             .unwrap();
-        let kept = Kept {
-            keeper: tests::Killed(child),
-            log,
-        };
+        let kept = Kept { keeper: child, log };
         wait_until("the volume is attached", || kept.said().contains("v: "));
         kept
     }
@@ -335,26 +333,21 @@ impl Kept {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Returns the process that serves.
-    fn server(&self) -> Option<i32> {
-        let keeper = self.keeper.0.id();
-        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-        children.split_whitespace().last()?.parse().ok()
-    }
-
     fn kill(&self, after: Duration) {
-        wait_until("a server runs", || self.server().is_some());
-        std::thread::sleep(after);
-        let Some(server) = self.server() else { return };
-        signal(server, libc::SIGKILL);
-        wait_until("the server has died", || self.server() != Some(server));
+        kill_the_server(self.keeper.id(), after);
     }
 
     /// Ends it in order.
     fn detach(mut self, s: &Sandbox) {
         s.detach("v");
-        let ended = self.keeper.0.wait().unwrap();
+        let ended = self.keeper.wait().unwrap();
         assert!(ended.success(), "{ended}: {}", self.said());
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        kept::end(&mut self.keeper);
     }
 }
 
@@ -477,10 +470,7 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let mut kept = Kept {
-        keeper: tests::Killed(child),
-        log,
-    };
+    let mut kept = Kept { keeper: child, log };
     let told = |what: &str| {
         let mut message = [0; 4096];
         loop {
@@ -503,8 +493,8 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
     }
     drop(client);
     // As `systemctl stop`: to the main process alone.
-    kept.keeper.signal(libc::SIGTERM);
-    let ended = kept.keeper.0.wait().unwrap();
+    signal(kept.keeper.id() as i32, libc::SIGTERM);
+    let ended = kept.keeper.wait().unwrap();
     assert_eq!(ended.code(), Some(143), "{}", kept.said());
 }
 
@@ -654,14 +644,14 @@ mod needs_root {
             assert_eq!(errors.failed(), 1, "{how}: flushes that the disk failed");
             drop(client);
             s.run(&["detach", "v", "--force"]).code(30);
-            kept.keeper.0.wait().unwrap();
+            kept.keeper.wait().unwrap();
         }
     }
 }
 
 mod needs_peer {
     use super::*;
-    use std::process::{Child, Stdio};
+    use std::process::Stdio;
 
     /// Starts another NBD server that is a client of the volume, and returns its socket.
     fn proxy(s: &Sandbox, program: &str, uri: &str) -> (tests::Killed, std::path::PathBuf) {
