@@ -175,6 +175,11 @@ impl Mounted {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Returns the file with the log.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// Returns the ID of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
