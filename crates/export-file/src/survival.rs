@@ -1,4 +1,4 @@
-//! What a mount leaves to a successor of its server, and what the successor begins with.
+//! State that a mount leaves to a successor of its server, and with which the successor begins.
 //!
 //! Handles name no table, and each request may be carried out twice:
 //!
@@ -10,7 +10,7 @@
 //! | FSYNC | makes everything durable that any server has written |
 //! | others | refused, as before |
 //!
-//! What else the process knows is in the table: the time that files show, and the meaning of holes.
+//! The rest of the state is in the table: the time that files show, and the meaning of holes.
 
 use crate::holes::Holes;
 use ::survival::Memory;
@@ -30,7 +30,7 @@ const HEAD: usize = 3;
 /// Receiver of what a successor needs, before the first request is served.
 pub type HoldMount<'a> = &'a mut dyn FnMut(&HeldMount<'_>) -> io::Result<()>;
 
-/// What a successor needs to continue a mount.
+/// Descriptors that a successor needs to continue a mount.
 pub struct HeldMount<'a> {
     /// Its descriptors, and the kernel's first message.
     pub session: &'a Held<'a>,

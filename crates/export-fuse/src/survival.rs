@@ -1,4 +1,4 @@
-//! What a mount leaves to a successor of its server, and what the successor begins with.
+//! State that a mount leaves to a successor of its server, and with which the successor begins.
 
 use ::survival::{OpenFiles, Requests};
 use fs::Fs;

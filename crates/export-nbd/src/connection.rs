@@ -100,7 +100,7 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 pub(crate) struct Newcomer {
     pub(crate) raw: Raw,
     pub(crate) slot: ConnectionSlot,
-    /// What a successor finds of it, if it is to be continued after a crash.
+    /// Its place in the table, if it is to be continued after a crash.
     pub(crate) kept: Option<Kept>,
 }
 
@@ -121,7 +121,7 @@ impl Drop for Kept {
 
 pub(crate) struct Connection {
     socket: Socket,
-    /// What a successor finds.
+    /// Its place in the table for a successor.
     place: Option<Place>,
     slot: ConnectionSlot,
     began: Instant,

@@ -1,4 +1,4 @@
-//! What a server leaves to the one that continues its connections after a crash.
+//! State that a server leaves to the one that continues its connections after a crash.
 //!
 //! ```text
 //!   nbd-listen      the listening sockets

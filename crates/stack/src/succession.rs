@@ -1,5 +1,5 @@
-//! What a service leaves to the process that continues it after a crash, and what it has from the one
-//! before it.
+//! State that a service leaves to the process that continues it after a crash, and that it has from the
+//! one before it.
 //!
 //! ```text
 //!   lock         the descriptor whose open file description has the lock of the DEVICE

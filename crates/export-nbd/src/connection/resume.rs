@@ -309,7 +309,7 @@ impl Terms<'_> {
         (used <= len).then_some((used, len))
     }
 
-    /// Returns a read to carry out again.
+    /// Prepares a read to be carried out again.
     fn read(
         &self,
         request: Taken,

@@ -250,7 +250,7 @@ struct MountGraph {
     scrub: Option<ScheduledScrub>,
     /// File with the positions of scrubs.
     scrubs: PathBuf,
-    /// What another process needs to continue the mount; `None` if it ends with this one.
+    /// State for a process that continues the mount; `None` if it ends with this one.
     succession: Option<Arc<Succession>>,
     /// The threads of both.
     recurring: Vec<Recurring>,
