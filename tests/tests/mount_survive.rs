@@ -352,7 +352,7 @@ fn without_its_keeper_a_server_stops_in_order() {
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
     let server = server_of(mounted.pid()).unwrap();
-    fs::write(mounted.path("file"), &CONTENT).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
     tests::signal(mounted.pid() as i32, libc::SIGKILL);
     wait_until("the server has ended", || {
         !Path::new(&format!("/proc/{server}")).exists()
@@ -373,7 +373,7 @@ fn a_signal_to_the_keeper_ends_the_mount_in_order() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Encrypted, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), &CONTENT).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
     kill_the_server(mounted.pid(), Duration::ZERO);
     tests::signal(mounted.pid() as i32, libc::SIGTERM);
     assert_eq!(mounted.ended().code(), Some(128 + libc::SIGTERM));
@@ -425,7 +425,7 @@ fn a_device_that_was_renamed_is_found_again() {
         let disk = Disk::new(&s, on, "64M");
         let mounted = disk.mount(&["--survive"]);
         let device = s.path(disk.device());
-        fs::write(mounted.path("file"), &CONTENT).unwrap();
+        fs::write(mounted.path("file"), CONTENT).unwrap();
         fs::rename(&device, s.path("renamed")).unwrap();
         fs::write(&device, [0; 4096]).unwrap();
         kill_the_server(mounted.pid(), Duration::ZERO);
@@ -443,7 +443,7 @@ fn a_read_only_mount_survives_and_its_device_is_free_after_the_unmount() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), &CONTENT).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
     mounted.unmount(&s);
     // This opens the device.
     disk.check();
@@ -478,7 +478,7 @@ fn a_mount_that_was_unmounted_while_its_server_was_dead_ends_in_order() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), &CONTENT).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
     let server = server_of(mounted.pid()).unwrap();
     tests::signal(server, libc::SIGSTOP);
     let mut umount = Command::new("umount");
@@ -499,7 +499,7 @@ fn a_damaged_log_ends_the_mount_with_what_was_synced() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("synced"), &CONTENT).unwrap();
+    fs::write(mounted.path("synced"), CONTENT).unwrap();
     let synced = File::open(mounted.path("synced")).unwrap();
     synced.sync_all().unwrap();
     drop(synced);
