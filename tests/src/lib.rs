@@ -9,6 +9,7 @@ pub mod cell;
 pub mod cluster;
 pub mod files;
 pub mod guest;
+pub mod kept;
 pub mod lua;
 pub mod mounts;
 pub mod packages;

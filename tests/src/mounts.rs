@@ -124,6 +124,16 @@ impl<'a> Disk<'a> {
             "{ran:?}"
         );
     }
+
+    /// Fails the test unless `fsck` finds no error and a file has this content.
+    #[track_caller]
+    pub fn check_file(&self, name: &str, content: &[u8]) {
+        self.check();
+        let mounted = self.mount(&[]);
+        let found = std::fs::read(mounted.path(name)).expect("the file");
+        assert!(found == content, "{name} has {} other bytes", found.len());
+        mounted.unmount(self.s);
+    }
 }
 
 /// A mounted file system, and the process that serves it. On drop the process is killed and the
@@ -163,6 +173,11 @@ impl Mounted {
     /// Returns the log of the process that serves it, and of those before it.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Returns the file with the log.
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// Returns the ID of the process.
@@ -207,7 +222,10 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        self.end();
+        crate::kept::end(&mut self.child);
+        if std::thread::panicking() {
+            eprintln!("{}", self.said());
+        }
         take_away(&self.dir);
     }
 }

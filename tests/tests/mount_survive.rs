@@ -13,8 +13,10 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use tests::kept::{kill_the_server, server_of};
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Random, Sandbox, needs_root, wait_until};
 
@@ -22,6 +24,9 @@ use tests::{Random, Sandbox, needs_root, wait_until};
 const LEN_MAX: u64 = 300_000;
 /// Most files of a program at a time.
 const FILES_MAX: usize = 40;
+
+/// Content of the file in the tests with one file.
+static CONTENT: [u8; 100_000] = [7; 100_000];
 
 /// Time that no step takes unless the server is killed.
 const PAUSE: Duration = Duration::from_millis(40);
@@ -267,32 +272,6 @@ fn same(found: &[u8], expected: &[u8], name: &str) {
     assert!(differs.is_none(), "{name} differs at byte {differs:?}");
 }
 
-/// Returns the process that serves the mount of a keeper.
-fn server_of(mounted: &Mounted) -> Option<i32> {
-    let keeper = mounted.pid();
-    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-    // A thread of an earlier one may be left.
-    children.split_whitespace().last()?.parse().ok()
-}
-
-/// Kills the server some time after it was started.
-fn kill_the_server(mounted: &Mounted, after: Duration) {
-    let begun = Instant::now();
-    while server_of(mounted).is_none() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "no server: {}",
-            mounted.said()
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    std::thread::sleep(after);
-    let server = server_of(mounted).expect("only this test kills it");
-    // SAFETY: a signal to a process that the test has started.
-    unsafe { libc::kill(server, libc::SIGKILL) };
-    wait_until("the server has died", || server_of(mounted) != Some(server));
-}
-
 /// How a server ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -304,12 +283,12 @@ enum End {
 impl End {
     fn end(self, s: &Sandbox, mounted: &Mounted, after: Duration) {
         match self {
-            End::Kill => kill_the_server(mounted, after),
+            End::Kill => kill_the_server(mounted.pid(), after),
             End::Restart => {
                 std::thread::sleep(after);
                 let program = s.install_program();
                 s.run(&["restart", mounted.dir().to_str().unwrap()]).ok();
-                let server = server_of(mounted).expect("it serves");
+                let server = server_of(mounted.pid()).expect("it serves");
                 let serves = fs::metadata(format!("/proc/{server}/exe")).unwrap();
                 assert_eq!(serves.ino(), fs::metadata(program).unwrap().ino());
             }
@@ -467,10 +446,9 @@ fn without_its_keeper_a_server_stops_in_order() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    let server = server_of(&mounted).unwrap();
-    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
-    // SAFETY: a signal to a process that the test has started.
-    unsafe { libc::kill(mounted.pid() as i32, libc::SIGKILL) };
+    let server = server_of(mounted.pid()).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
+    tests::signal(mounted.pid() as i32, libc::SIGKILL);
     wait_until("the server has ended", || {
         !Path::new(&format!("/proc/{server}")).exists()
     });
@@ -480,14 +458,7 @@ fn without_its_keeper_a_server_stops_in_order() {
         mounted.said()
     );
     drop(mounted);
-    disk.check();
-    let mounted = disk.mount(&[]);
-    same(
-        &fs::read(mounted.path("file")).unwrap(),
-        &[7; 100_000],
-        "file",
-    );
-    mounted.unmount(&s);
+    disk.check_file("file", &CONTENT);
 }
 
 /// A signal to the keeper ends both, as one to the server of any mount.
@@ -497,24 +468,16 @@ fn a_signal_to_the_keeper_ends_the_mount_in_order() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Encrypted, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
-    kill_the_server(&mounted, Duration::ZERO);
-    // SAFETY: a signal to a process that the test has started.
-    unsafe { libc::kill(mounted.pid() as i32, libc::SIGTERM) };
+    fs::write(mounted.path("file"), CONTENT).unwrap();
+    kill_the_server(mounted.pid(), Duration::ZERO);
+    tests::signal(mounted.pid() as i32, libc::SIGTERM);
     assert_eq!(mounted.ended().code(), Some(128 + libc::SIGTERM));
-    disk.check();
-    let mounted = disk.mount(&[]);
-    same(
-        &fs::read(mounted.path("file")).unwrap(),
-        &[7; 100_000],
-        "file",
-    );
-    mounted.unmount(&s);
+    disk.check_file("file", &CONTENT);
 }
 
 /// Has a request wait, kills the server, and returns the result of the successor.
 fn across_a_kill<T: Send>(mounted: &Mounted, request: impl FnOnce() -> T + Send) -> T {
-    let server = server_of(mounted).unwrap();
+    let server = server_of(mounted.pid()).unwrap();
     tests::signal(server, libc::SIGSTOP);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(request);
@@ -557,12 +520,12 @@ fn a_device_that_was_renamed_is_found_again() {
         let disk = Disk::new(&s, on, "64M");
         let mounted = disk.mount(&["--survive"]);
         let device = s.path(disk.device());
-        fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+        fs::write(mounted.path("file"), CONTENT).unwrap();
         fs::rename(&device, s.path("renamed")).unwrap();
         fs::write(&device, [0; 4096]).unwrap();
-        kill_the_server(&mounted, Duration::ZERO);
+        kill_the_server(mounted.pid(), Duration::ZERO);
         let found = fs::read(mounted.path("file")).unwrap();
-        same(&found, &[7; 100_000], "file");
+        same(&found, &CONTENT, "file");
         mounted.unmount(&s);
         fs::rename(s.path("renamed"), &device).unwrap();
         disk.check();
@@ -575,21 +538,32 @@ fn a_read_only_mount_survives_and_its_device_is_free_after_the_unmount() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
     mounted.unmount(&s);
     // This opens the device.
     disk.check();
     let mounted = disk.mount(&["--survive", "--read-only"]);
     let mut open = File::open(mounted.path("file")).unwrap();
     for _ in 0..2 {
-        kill_the_server(&mounted, Duration::ZERO);
+        kill_the_server(mounted.pid(), Duration::ZERO);
         let mut found = Vec::new();
         open.rewind().unwrap();
         open.read_to_end(&mut found).unwrap();
-        same(&found, &[7; 100_000], "file");
+        same(&found, &CONTENT, "file");
     }
     drop(open);
     mounted.unmount(&s);
+}
+
+/// Waits for the end of a mount that cannot be continued: one server has tried, and no other one does.
+#[track_caller]
+fn ends_after_one_attempt(mounted: Mounted) -> ExitStatus {
+    let log = mounted.log().to_owned();
+    let status = mounted.ended();
+    let said = fs::read_to_string(log).unwrap();
+    assert_eq!(said.matches("EVFS-0817").count(), 1, "{said}");
+    assert!(!said.contains("EVFS-0818"), "{said}");
+    status
 }
 
 /// All changes are durable then, although no program has synced them.
@@ -599,28 +573,18 @@ fn a_mount_that_was_unmounted_while_its_server_was_dead_ends_in_order() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("file"), [7; 100_000]).unwrap();
-    let server = server_of(&mounted).unwrap();
+    fs::write(mounted.path("file"), CONTENT).unwrap();
+    let server = server_of(mounted.pid()).unwrap();
     tests::signal(server, libc::SIGSTOP);
-    let mut umount = std::process::Command::new("umount");
+    let mut umount = Command::new("umount");
     let mut umount = umount.arg("-l").arg(mounted.dir()).spawn().unwrap();
     wait_until("it is unmounted", || {
         !tests::mounts::is_mounted(mounted.dir())
     });
-    let began = Instant::now();
     tests::signal(server, libc::SIGKILL);
-    mounted.ended();
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    ends_after_one_attempt(mounted);
     let _ = umount.wait();
-    disk.check();
-    let mounted = disk.mount(&[]);
-    same(
-        &fs::read(mounted.path("file")).unwrap(),
-        &[7; 100_000],
-        "file",
-    );
-    mounted.unmount(&s);
+    disk.check_file("file", &CONTENT);
 }
 
 /// A damaged log ends the mount at once; what was synced is there.
@@ -630,14 +594,14 @@ fn a_damaged_log_ends_the_mount_with_what_was_synced() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "64M");
     let mounted = disk.mount(&["--survive"]);
-    fs::write(mounted.path("synced"), [7; 100_000]).unwrap();
+    fs::write(mounted.path("synced"), CONTENT).unwrap();
     let synced = File::open(mounted.path("synced")).unwrap();
     synced.sync_all().unwrap();
     drop(synced);
     for number in 0..50 {
         fs::write(mounted.path(&format!("lost{number}")), [8; 5000]).unwrap();
     }
-    let server = server_of(&mounted).unwrap();
+    let server = server_of(mounted.pid()).unwrap();
     tests::signal(server, libc::SIGSTOP);
     let log = memory_of(&mounted, "evfs-log");
     let mut words = vec![0; 1 << 20];
@@ -650,16 +614,9 @@ fn a_damaged_log_ends_the_mount_with_what_was_synced() {
     }
     log.write_all_at(&words, 0).unwrap();
     tests::signal(server, libc::SIGKILL);
-    let began = Instant::now();
-    let code = mounted.ended().code();
+    let code = ends_after_one_attempt(mounted).code();
     assert!(matches!(code, Some(1..)), "{code:?}");
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(30), "{took:?}");
-    disk.check();
-    let mounted = disk.mount(&[]);
-    let found = fs::read(mounted.path("synced")).unwrap();
-    same(&found, &[7; 100_000], "synced");
-    mounted.unmount(&s);
+    disk.check_file("synced", &CONTENT);
 }
 
 /// Opens a memory file of the keeper.

@@ -15,10 +15,11 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+use tests::kept::{self, kill_the_server};
 use tests::{Random, Sandbox, signal, wait_until};
 
 /// Bytes of the device that one client uses.
@@ -303,14 +304,18 @@ impl Flood {
 
 /// A volume `v` whose server may be killed.
 struct Kept {
-    keeper: tests::Killed,
+    keeper: Child,
     log: std::path::PathBuf,
 }
 
 impl Kept {
     fn attach(s: &Sandbox, options: &[&str]) -> Kept {
+        Kept::attach_device(s, "v.img", options)
+    }
+
+    fn attach_device(s: &Sandbox, device: &str, options: &[&str]) -> Kept {
         let log = s.path("log");
-        let args = ["attach", "v.img", "--name", "v", "--survive"];
+        let args = ["attach", device, "--name", "v", "--survive"];
         let said = File::create(&log).unwrap();
         let child = s
             .evfs()
@@ -319,10 +324,7 @@ impl Kept {
             .stderr(said)
             .spawn()
             .unwrap();
-        let kept = Kept {
-            keeper: tests::Killed(child),
-            log,
-        };
+        let kept = Kept { keeper: child, log };
         wait_until("the volume is attached", || kept.said().contains("v: "));
         kept
     }
@@ -331,26 +333,21 @@ impl Kept {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Returns the process that serves.
-    fn server(&self) -> Option<i32> {
-        let keeper = self.keeper.0.id();
-        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-        children.split_whitespace().last()?.parse().ok()
-    }
-
     fn kill(&self, after: Duration) {
-        wait_until("a server runs", || self.server().is_some());
-        std::thread::sleep(after);
-        let Some(server) = self.server() else { return };
-        signal(server, libc::SIGKILL);
-        wait_until("the server has died", || self.server() != Some(server));
+        kill_the_server(self.keeper.id(), after);
     }
 
     /// Ends it in order.
     fn detach(mut self, s: &Sandbox) {
         s.detach("v");
-        let ended = self.keeper.0.wait().unwrap();
+        let ended = self.keeper.wait().unwrap();
         assert!(ended.success(), "{ended}: {}", self.said());
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        kept::end(&mut self.keeper);
     }
 }
 
@@ -489,10 +486,7 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let mut kept = Kept {
-        keeper: tests::Killed(child),
-        log,
-    };
+    let mut kept = Kept { keeper: child, log };
     let told = |what: &str| {
         let mut message = [0; 4096];
         loop {
@@ -521,15 +515,19 @@ fn a_table_survives_in_a_process_of_its_own_and_reports_to_the_service_manager()
     told("WATCHDOG=1");
     drop(client);
     // As `systemctl stop`: to the main process alone.
-    kept.keeper.signal(libc::SIGTERM);
-    let ended = kept.keeper.0.wait().unwrap();
+    signal(kept.keeper.id() as i32, libc::SIGTERM);
+    let ended = kept.keeper.wait().unwrap();
     assert_eq!(ended.code(), Some(143), "{}", kept.said());
 }
 
 mod needs_root {
     use super::*;
+    use block::{ErrorKind, OpKind};
+    use block_testing::{ErrorDevice, Failure, Mem};
+    use export_file::{Config, Export, Mount};
     use std::os::unix::fs::FileExt;
     use std::path::Path;
+    use std::sync::Arc;
     use tests::needs_root;
 
     /// Writes, reads and makes durable ranges of a file that no other program writes.
@@ -634,11 +632,48 @@ mod needs_root {
         tests::peer("e2fsck", &["-fn", &device]);
         kept.detach(&s);
     }
+
+    /// The disk is a file that this process serves. One of its flushes fails; all others succeed.
+    #[test]
+    fn a_flush_that_has_failed_stays_failed_after_a_kill() {
+        needs_root("a mount");
+        for how in ["--cached", "--direct"] {
+            let s = Sandbox::new();
+            let image = fs::read(s.volume("v.img", "32M", &[])).unwrap();
+            let (disk, errors) = ErrorDevice::new(Arc::new(Mem::holding(&image, 512)));
+            fs::create_dir(s.path("disk")).unwrap();
+            let disk = Export {
+                name: "v.img".into(),
+                device: Arc::new(disk),
+                read_only: false,
+            };
+            let _disk = Mount::start(Config::new(s.path("disk")), vec![disk]).unwrap();
+            let options = [how, "--nbd-unix", "v.sock"];
+            let mut kept = Kept::attach_device(&s, "disk/v.img", &options);
+            let connect = || Client::connect(&s.path("v.sock"), "v").unwrap();
+            let mut client = connect();
+            client.write_at(0, &[b'A'; 4096]).unwrap();
+            kept.kill(Duration::ZERO);
+            client.flush().expect("a flush after a kill alone");
+            client.write_at(0, &[b'B'; 4096]).unwrap();
+            errors.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
+            assert!(client.flush().is_err(), "{how}");
+            for _ in 0..2 {
+                kept.kill(Duration::ZERO);
+                assert!(client.flush().is_err(), "{how}: on the connection");
+                assert!(connect().flush().is_err(), "{how}: on a new connection");
+            }
+            assert_eq!(errors.failed(), 1, "{how}: flushes that the disk failed");
+            drop(client);
+            s.run(&["detach", "v", "--force"]).code(30);
+            kept.keeper.wait().unwrap();
+        }
+    }
 }
 
 mod needs_peer {
     use super::*;
-    use std::process::{Child, Stdio};
+    use std::process::Stdio;
 
     /// Starts another NBD server that is a client of the volume, and returns its socket.
     fn proxy(s: &Sandbox, program: &str, uri: &str) -> (tests::Killed, std::path::PathBuf) {

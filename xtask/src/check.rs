@@ -73,7 +73,7 @@ fn at_once(one: impl FnOnce() -> Outcome + Send, other: impl FnOnce() -> Outcome
     })
 }
 
-/// What has passed in this clone before a full check.
+/// The checks that have passed in this clone before a full one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Since {
     Nothing,

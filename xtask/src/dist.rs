@@ -312,7 +312,7 @@ fn set_modes(path: &Path) -> Outcome {
     Ok(())
 }
 
-/// Returns the paths in a directory, sorted.
+/// Lists the paths in a directory, sorted.
 fn list(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = std::fs::read_dir(dir).and_then(|entries| {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));

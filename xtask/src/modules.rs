@@ -433,7 +433,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Returns the file that a `#[path]` names.
+/// Finds the file name in a `#[path]` attribute.
 fn path_attribute(declared: &syn::ItemMod) -> Option<String> {
     declared
         .attrs

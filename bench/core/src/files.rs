@@ -189,7 +189,7 @@ pub trait Files: Send + Sync {
     /// Returns the absolute path of the target's directory, resolved by the system.
     fn getcwd(&self) -> Result<String>;
 
-    /// Returns the number of free bytes (`statfs`).
+    /// Queries the number of free bytes (`statfs`).
     fn statfs(&self) -> Result<u64>;
 
     /// Flushes the whole file system to stable storage.

@@ -102,12 +102,12 @@ impl Arena {
         Some(unsafe { self.base.add(slot as usize * self.buf_size) })
     }
 
-    /// Returns the number of a part.
+    /// Finds the number of a part.
     pub(crate) fn number(&self, ptr: NonNull<u8>) -> u32 {
         self.first + self.slot(ptr)
     }
 
-    /// Returns a part.
+    /// Takes a part back.
     pub(crate) fn take_back(&self, ptr: NonNull<u8>) {
         let slot = self.slot(ptr);
         self.free

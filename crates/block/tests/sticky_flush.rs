@@ -333,3 +333,80 @@ fn after_a_flush_that_failed_no_queue_flushes_well_again() {
     }
     assert!(Blocking::open(&sticky).unwrap().flush().is_err());
 }
+
+/// A process that continues the device of another one, whose flush has failed.
+#[test]
+fn what_a_predecessor_could_not_flush_is_never_called_durable() {
+    let mut bench = Bench::untouched();
+    bench.sticky.continue_after(true);
+    let failure = bench.sticky.failure();
+    assert_eq!(failure.get().map(Error::kind), Some(ErrorKind::Io));
+    for (tag, op) in [(1, Op::Flush), (2, durable_write()), (3, Op::Flush)] {
+        bench.submit(0, tag, op);
+        bench.lines[0].succeed();
+        assert_eq!(bench.wake(0), [(tag, false)]);
+    }
+    bench.submit(1, 4, write());
+    bench.lines[1].succeed();
+    assert_eq!(bench.wake(1), [(4, true)], "it is not durable yet");
+}
+
+/// The process before this one may have written, so the first flush may report a loss.
+#[test]
+fn after_a_predecessor_a_failure_counts_before_the_first_write() {
+    let mut bench = Bench::untouched();
+    bench.sticky.continue_after(false);
+    bench.submit(0, 1, Op::Flush);
+    bench.lines[0].succeed();
+    assert_eq!(bench.wake(0), [(1, true)]);
+    bench.submit(0, 2, Op::Flush);
+    bench.lines[0].fail();
+    assert_eq!(bench.wake(0), [(2, false)]);
+    bench.submit(1, 3, Op::Flush);
+    bench.lines[1].succeed();
+    assert_eq!(bench.wake(1), [(3, false)]);
+}
+
+/// Has each note record whether the failure was known before; returns the record.
+fn notes_of(bench: &Bench) -> Arc<Mutex<Vec<bool>>> {
+    let notes: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let (noted, failure) = (Arc::clone(&notes), bench.sticky.failure());
+    let note = move || noted.lock().unwrap().push(failure.get().is_some());
+    bench.sticky.note_failure(note);
+    notes
+}
+
+#[test]
+fn a_failure_is_noted_before_it_takes_effect() {
+    let mut bench = Bench::untouched();
+    let notes = notes_of(&bench);
+    bench
+        .sticky
+        .note_failure(|| panic!("only the first function is called"));
+    // No data was written that this failure could report as lost.
+    bench.submit(0, 1, Op::Flush);
+    bench.lines[0].fail();
+    assert_eq!(bench.wake(0), [(1, false)]);
+    bench.submit(0, 2, durable_write());
+    bench.submit(1, 3, Op::Flush);
+    bench.lines[0].succeed();
+    bench.lines[1].succeed();
+    assert_eq!(bench.reap(0), []);
+    assert_eq!(bench.wake(1), [(3, true)]);
+    assert_eq!(bench.wake(0), [(2, true)]);
+    assert!(notes.lock().unwrap().is_empty());
+    bench.submit(1, 4, Op::Flush);
+    bench.lines[1].fail();
+    assert_eq!(bench.wake(1), [(4, false)]);
+    assert_eq!(*notes.lock().unwrap(), [false]);
+}
+
+#[test]
+fn a_flush_that_a_dropped_queue_abandons_is_noted() {
+    let mut bench = Bench::new();
+    let notes = notes_of(&bench);
+    bench.submit(0, 1, Op::Flush);
+    bench.lines[0].fail();
+    bench.queues[0] = bench.sticky.queue().unwrap();
+    assert_eq!(*notes.lock().unwrap(), [false]);
+}

@@ -45,7 +45,7 @@ impl DirtyVnodes {
         state.since.len()
     }
 
-    /// Returns the number of vnodes.
+    /// Counts the vnodes.
     pub(crate) fn len(&self) -> usize {
         self.lock().since.len()
     }

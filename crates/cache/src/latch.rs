@@ -185,7 +185,7 @@ impl<'a> Latch<'a> {
         let PageLocation::Frame(from) = self.home else {
             unreachable!("who moves a page between frames has found it in one");
         };
-        // What survives the process is whole, also while the caller overwrites it.
+        // A page that survives the process is whole, also while the caller overwrites it.
         let survives = self.is_dirty() && self.pool().surviving.is_some();
         if content == Content::Kept || survives {
             self.copy_to(to);

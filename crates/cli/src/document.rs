@@ -163,7 +163,7 @@ mod tests {
 
     #[derive(Serialize, JsonSchema)]
     struct Example {
-        /// What it is called.
+        /// Name of the example.
         name: String,
         parts: Vec<Part>,
     }
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(schema["properties"]["schema"]["const"], "evfs/example/7");
         assert_eq!(
             schema["properties"]["name"]["description"],
-            "What it is called."
+            "Name of the example."
         );
         assert_eq!(schema["additionalProperties"], false);
         assert_eq!(schema["properties"]["dry_run"]["const"], true);

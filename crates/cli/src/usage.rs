@@ -137,7 +137,7 @@ fn reason(why: &str) -> String {
     plain.to_owned()
 }
 
-/// Returns the word that was probably meant.
+/// Finds the word that was probably meant.
 fn suggestion(error: &clap::Error) -> Option<String> {
     let kinds = [
         ContextKind::SuggestedSubcommand,

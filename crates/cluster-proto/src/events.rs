@@ -1,4 +1,4 @@
-//! What a machine is told, and what it wants.
+//! Events that a machine is told, and the actions that it wants.
 
 use crate::At;
 use crate::record::{Claim, Name, Record};
@@ -151,7 +151,7 @@ pub enum Done {
     Stopped { clean: bool },
 }
 
-/// What a machine wants.
+/// An action that a machine wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// A request to the store.
@@ -174,7 +174,7 @@ pub enum Action {
     Kill { unit: Name, epoch: u64 },
 }
 
-/// What a machine does with a unit.
+/// Activity of a machine for a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Phase {
     /// Nothing.

@@ -3,7 +3,7 @@
 use crate::At;
 use std::time::Duration;
 
-/// What a machine knows of its lease.
+/// The lease, as far as its machine knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lease {
     /// None, and when the next one is requested.

@@ -468,7 +468,7 @@ impl Machine {
                 self.unplan(&unit);
                 self.units.remove(&unit);
             }
-            // What is known stays of use: the store refuses what is wrong about it. All machines
+            // Known records stay of use: the store refuses what is wrong in them. All machines
             // may have missed changes at the same time.
             Notice::Missed => {
                 let seed = unit::hash(&(&self.config.name, self.last_ask));

@@ -1,4 +1,4 @@
-//! What a machine knows of one unit.
+//! One unit, as far as a machine knows.
 
 use crate::events::{AskId, Phase};
 use crate::record::{Claim, Name, Record};
@@ -25,7 +25,7 @@ pub(crate) struct Unit {
     pub is_fenced: bool,
     /// Whether the record says that this machine serves the unit.
     pub published: bool,
-    /// What the record becomes if the release has to be repeated.
+    /// Contents of the record if the release has to be repeated.
     pub release: Option<Release>,
     /// When the next attempt begins.
     pub next: Option<At>,

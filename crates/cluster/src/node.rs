@@ -54,7 +54,7 @@ pub struct Options {
     pub alive: Box<dyn Fn()>,
 }
 
-/// What happens to a node.
+/// An event of a node.
 #[derive(Debug)]
 enum Event {
     Answer(AskId, Answer, Option<Loaded>),

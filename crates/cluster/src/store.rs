@@ -24,7 +24,7 @@ const LOAD_WITHIN: Duration = Duration::from_secs(8);
 /// Shortest time between two messages about one reason.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
-/// What a machine stores under its name.
+/// The record that a machine stores under its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
     /// Differs between hosts, and after a restart of a host.
@@ -34,7 +34,7 @@ pub struct Host {
 /// A record, or the reason why it cannot be read, and its revision.
 pub type Stored = (Result<Record, cluster_proto::Error>, u64);
 
-/// What was loaded besides the answer: the revision from which on changes have to be watched, and the
+/// Values loaded besides the answer: the revision from which on changes have to be watched, and the
 /// machines that are drained.
 pub type Loaded = (u64, BTreeSet<Name>);
 
@@ -56,7 +56,7 @@ pub struct Drain {
     pub is_drained: bool,
 }
 
-/// What a watch reports.
+/// A report of a watch.
 #[derive(Debug)]
 pub enum Seen {
     /// A change that the protocol is told.

@@ -93,16 +93,15 @@ impl Mount {
     ) -> Result<Mount, Error> {
         let Predecessor {
             device,
-            offer,
-            mountpoint,
+            session,
             table,
         } = predecessor;
         let table = Table::adopt(table, exports.len()).map_err(|e| {
-            let what = format!("cannot continue the mount {}", mountpoint.display());
+            let what = format!("cannot continue the mount {}", session.mountpoint.display());
             Error::io(what, e)
         })?;
         let config = Config {
-            mountpoint,
+            mountpoint: session.mountpoint,
             ..config
         };
         let mount = Mount::over(
@@ -111,7 +110,7 @@ impl Mount {
             &table,
             Some(hold),
             |settings, files, hold| {
-                fuse_mount::Mount::resume(settings, files, (device, offer), hold)
+                fuse_mount::Mount::resume(settings, files, (device, session.offer), hold)
             },
         )?;
         mount.update_sizes()?;

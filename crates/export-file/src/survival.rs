@@ -1,4 +1,4 @@
-//! What a mount leaves to a successor of its server, and what the successor begins with.
+//! State that a mount leaves to a successor of its server, and with which the successor begins.
 //!
 //! Handles name no table, and each request may be carried out twice:
 //!
@@ -10,15 +10,14 @@
 //! | FSYNC | makes everything durable that any server has written |
 //! | others | refused, as before |
 //!
-//! What else the process knows is in the table: the time that files show, and the meaning of holes.
+//! The rest of the state is in the table: the time that files show, and the meaning of holes.
 
 use crate::holes::Holes;
 use ::survival::Memory;
 use fuse_mount::fuse_proto::Time;
-use fuse_mount::{Held, read_record};
+use fuse_mount::{Held, Record};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -31,7 +30,7 @@ const HEAD: usize = 3;
 /// Receiver of what a successor needs, before the first request is served.
 pub type HoldMount<'a> = &'a mut dyn FnMut(&HeldMount<'_>) -> io::Result<()>;
 
-/// What a successor needs to continue a mount.
+/// Descriptors that a successor needs to continue a mount.
 pub struct HeldMount<'a> {
     /// Its descriptors, and the kernel's first message.
     pub session: &'a Held<'a>,
@@ -43,8 +42,7 @@ pub struct HeldMount<'a> {
 #[derive(Debug)]
 pub struct Predecessor {
     pub(crate) device: OwnedFd,
-    pub(crate) offer: Vec<u8>,
-    pub(crate) mountpoint: PathBuf,
+    pub(crate) session: Record,
     pub(crate) table: OwnedFd,
 }
 
@@ -55,11 +53,9 @@ impl Predecessor {
     /// # Errors
     /// The record is damaged.
     pub fn new(device: OwnedFd, record: &OwnedFd, table: OwnedFd) -> io::Result<Predecessor> {
-        let (mountpoint, offer) = read_record(record)?;
         Ok(Predecessor {
             device,
-            offer,
-            mountpoint,
+            session: Record::read(record)?,
             table,
         })
     }

@@ -31,4 +31,4 @@ mod tree;
 pub use config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 pub use fuse_mount::{Users, WhenBusy};
 pub use mount::Mount;
-pub use survival::{HeldMount, HoldMount, Predecessor, SURVIVING_THREADS_MAX, Survival};
+pub use survival::{HoldMount, Predecessor, SURVIVING_THREADS_MAX, Survival};

@@ -2,10 +2,10 @@
 
 use crate::config::MountConfig;
 use crate::foreign::ForeignTree;
-use crate::survival::{HeldMount, Predecessor, Survival};
+use crate::survival::{Predecessor, Survival};
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Held, Hold, Serve, Settings, Users, WhenBusy};
+use fuse_mount::{Error, Held, Hold, Record, Serve, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -94,12 +94,16 @@ impl Mount {
         let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let tree = Tree::new(files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
         let tree = tree.surviving(survival, predecessor.done, Some(&predecessor.fs))?;
+        let Record {
+            mountpoint,
+            on_block_device,
+            offer,
+        } = predecessor.session;
         let config = MountConfig {
-            mountpoint: predecessor.mountpoint,
+            mountpoint,
             ..config
         };
-        let session = (predecessor.device, predecessor.offer);
-        let on_block_device = predecessor.on_block_device;
+        let session = (predecessor.device, offer);
         Mount::begin(
             &config,
             (recall, ended),
@@ -152,14 +156,10 @@ impl Mount {
             exec: config.exec,
             on_block_device,
         };
-        let mut hold = config.survival.as_ref().map(|survival| {
-            move |session: &Held<'_>| {
-                (survival.hold)(&HeldMount {
-                    session,
-                    on_block_device,
-                })
-            }
-        });
+        let mut hold = config
+            .survival
+            .as_ref()
+            .map(|survival| move |session: &Held<'_>| (survival.hold)(session));
         let hold: Hold<'_> = match &mut hold {
             Some(hold) => Some(hold),
             None => None,

@@ -1,13 +1,12 @@
-//! What a mount leaves to a successor of its server, and what the successor begins with.
+//! State that a mount leaves to a successor of its server, and with which the successor begins.
 
 use ::survival::{OpenFiles, Requests};
 use fs::Fs;
-use fuse_mount::Held;
+use fuse_mount::{Held, Record};
 use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Most threads of a mount whose server may have a successor.
@@ -26,26 +25,14 @@ pub struct Survival {
 }
 
 /// See [`Survival::hold`].
-pub type HoldMount = dyn Fn(&HeldMount<'_>) -> io::Result<()> + Send + Sync;
-
-/// What a successor needs to continue a mount.
-pub struct HeldMount<'a> {
-    /// Its descriptors, and the kernel's first message.
-    pub session: &'a Held<'a>,
-    /// Whether it is mounted from a block device.
-    pub on_block_device: bool,
-}
+pub type HoldMount = dyn Fn(&Held<'_>) -> io::Result<()> + Send + Sync;
 
 /// A mount to be continued.
 pub struct Predecessor {
     /// The descriptor of the mount.
     pub device: OwnedFd,
-    /// The kernel's first message.
-    pub offer: Vec<u8>,
-    /// Full path of the directory.
-    pub mountpoint: PathBuf,
-    /// Whether it is mounted from a block device.
-    pub on_block_device: bool,
+    /// Its directory, and other properties of the session.
+    pub session: Record,
     /// The file system, which this process has opened and whose dirty pages it has adopted.
     pub fs: Arc<Fs>,
     /// Requests that the predecessor has carried out, and perhaps not answered.

@@ -52,7 +52,7 @@ impl Admission {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// Returns the number of open connections.
+    /// Counts the open connections.
     pub(crate) fn open(&self) -> usize {
         self.lock().open
     }

@@ -100,7 +100,7 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 pub(crate) struct Newcomer {
     pub(crate) raw: Raw,
     pub(crate) slot: ConnectionSlot,
-    /// What a successor finds of it, if it is to be continued after a crash.
+    /// Its place in the table, if it is to be continued after a crash.
     pub(crate) kept: Option<Kept>,
 }
 
@@ -121,7 +121,7 @@ impl Drop for Kept {
 
 pub(crate) struct Connection {
     socket: Socket,
-    /// What a successor finds.
+    /// Its place in the table for a successor.
     place: Option<Place>,
     slot: ConnectionSlot,
     began: Instant,
@@ -152,30 +152,40 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(newcomer: Newcomer, hub: Arc<Hub>) -> Connection {
         let policy = tls_policy(&hub, &newcomer.raw);
-        let mut handshake = Handshake::new(hub.infos(), policy);
-        let mut output = Output::default();
-        let greeting = handshake.take_output();
-        let (mut place, input, pipe) = match newcomer.kept.and_then(|mut kept| kept.0.take()) {
+        let handshake = Handshake::new(hub.infos(), policy);
+        let (place, input, pipe) = match newcomer.kept.and_then(|mut kept| kept.0.take()) {
             None => (None, Input::default(), None),
             Some(kept) => (Some(kept.0), Input::kept(kept.1), kept.2),
         };
-        if let Some(place) = &mut place {
-            place.negotiated(greeting.len());
-        }
-        output.push_bytes(greeting);
+        let socket = Socket::new(newcomer.raw, pipe);
+        let phase = Phase::Handshake(Box::new(handshake));
+        let mut connection = Connection::without_requests(socket, newcomer.slot, hub, phase);
+        connection.place = place;
+        connection.input = input;
+        connection.push_negotiation();
+        connection
+    }
+
+    /// Creates a connection without a place in the table, input, output and requests.
+    fn without_requests(
+        socket: Socket,
+        slot: ConnectionSlot,
+        hub: Arc<Hub>,
+        phase: Phase,
+    ) -> Connection {
         let began = Instant::now();
         Connection {
-            socket: Socket::new(newcomer.raw, pipe),
-            place,
-            slot: newcomer.slot,
+            socket,
+            place: None,
+            slot,
             began,
             progress: Progress::new(began),
-            phase: Phase::Handshake(Box::new(handshake)),
+            phase,
             hub,
             session: None,
             fence: None,
-            input,
-            output,
+            input: Input::default(),
+            output: Output::default(),
             structured: false,
             first: None,
             in_flight: 0,
@@ -343,14 +353,8 @@ impl Connection {
                 return Step::Wait;
             }
         }
-        let output = handshake.take_output();
         let outcome = handshake.outcome();
-        if !output.is_empty() {
-            if let Some(place) = &mut self.place {
-                place.negotiated(output.len());
-            }
-            self.output.push_bytes(output);
-        }
+        self.push_negotiation();
         match outcome {
             None => Step::NeedBytes,
             Some(ServerStep::Close) => {
@@ -394,6 +398,21 @@ impl Connection {
                 Step::Again
             }
         }
+    }
+
+    /// Queues the output of the negotiation.
+    fn push_negotiation(&mut self) {
+        let Phase::Handshake(handshake) = &mut self.phase else {
+            return;
+        };
+        let output = handshake.take_output();
+        if output.is_empty() {
+            return;
+        }
+        if let Some(place) = &mut self.place {
+            place.negotiated(output.len());
+        }
+        self.output.push_bytes(output);
     }
 
     /// Lets a successor continue with requests. It does not repeat the negotiation, so the replies of

@@ -23,7 +23,7 @@ pub(crate) struct Hub {
     admission: Arc<Admission>,
     pub(crate) limits: Limits,
     pub(crate) sessions: Arc<Sessions>,
-    /// What a successor finds, if connections are to be continued after a crash.
+    /// The table for a successor, if connections are to be continued after a crash.
     pub(crate) kept: Option<Arc<Kept>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a server leaves to the one that continues its connections after a crash.
+//! State that a server leaves to the one that continues its connections after a crash.
 //!
 //! ```text
 //!   nbd-listen      the listening sockets
@@ -28,7 +28,7 @@ mod deaths;
 pub(crate) mod in_memory;
 mod place;
 
-pub(crate) use place::{Done, Known, Left, Phase, Place};
+pub(crate) use place::{Done, Entry, Known, Left, Phase, Place};
 
 use crate::socket::{Pipe, Raw};
 use crate::step::step;
@@ -442,7 +442,12 @@ mod tests {
         let (new, _) = next.open(&raw, Some(&pipe)).unwrap().unwrap();
         assert!(next.open(&raw, Some(&pipe)).unwrap().is_none());
         let left = next.left(0);
-        assert_eq!(left.iter().map(Left::number).collect::<Vec<_>>(), [0]);
+        assert_eq!(
+            left.iter()
+                .map(|one| one.entry.number())
+                .collect::<Vec<_>>(),
+            [0]
+        );
         drop((new, left));
     }
 

@@ -67,7 +67,7 @@ impl Pipe {
         Pipe { from, to, len }
     }
 
-    /// Returns the number of bytes in it.
+    /// Queries the number of bytes in it.
     pub(crate) fn len(&self) -> io::Result<usize> {
         Ok(rustix::io::ioctl_fionread(&self.from)? as usize)
     }

@@ -125,7 +125,7 @@ pub struct ScrubStep {
     pub damage: Vec<Damage>,
 }
 
-/// What a scrub does with an invalid record, whose data it cannot find.
+/// Treatment of an invalid record, whose data a scrub cannot find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Invalid {
     Refuse,

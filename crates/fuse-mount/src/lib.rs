@@ -40,7 +40,7 @@ pub use mountpoint::{
     server_died,
 };
 pub use notifier::Notifier;
-pub use record::read_record;
+pub use record::Record;
 pub use rustix::io::Errno;
 pub use serve::{Reply, Serve};
 pub use session::{Held, Hold};

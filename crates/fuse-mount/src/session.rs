@@ -106,6 +106,7 @@ impl Session {
                 .flat_map(|worker| [&worker.polled, &worker.slept_on]);
             hold(&Held {
                 mountpoint: &settings.mountpoint,
+                on_block_device: settings.on_block_device,
                 device: device.as_fd(),
                 clones: own.map(|device| device.as_fd()).collect(),
                 offer: &offer,
@@ -144,9 +145,11 @@ impl Session {
 pub struct Held<'a> {
     /// Full path of the directory.
     pub mountpoint: &'a Path,
+    /// Whether it is mounted from a block device.
+    pub on_block_device: bool,
     /// The descriptor of the mount.
     pub device: BorrowedFd<'a>,
-    /// Those by which the threads receive. If one of them is closed everywhere, requests that were read
+    /// Descriptors by which the threads receive. If one of them is closed everywhere, requests that were read
     /// from it and not answered fail.
     pub clones: Vec<BorrowedFd<'a>>,
     /// The kernel's first message.

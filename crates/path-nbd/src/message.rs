@@ -160,7 +160,7 @@ impl Job {
         self.data_len().max(self.forgotten)
     }
 
-    /// Returns the length of the message in bytes.
+    /// Computes the length of the message in bytes.
     pub(crate) fn message_len(&self) -> usize {
         let payload = match &self.op {
             Some(Op::Write { bufs, .. }) if !self.flushing => bufs.total_len(),

@@ -23,7 +23,7 @@ impl Failure {
     }
 }
 
-/// Returns the kind of the error of a request.
+/// Finds the kind of the error of a request.
 pub(crate) fn kind(errno: i32) -> ErrorKind {
     match errno {
         BLOCKLISTED | libc::ENOTCONN => ErrorKind::PathLost,

@@ -79,7 +79,7 @@ impl Cluster {
         Ok(new)
     }
 
-    /// Returns the ID of the cluster.
+    /// Queries the ID of the cluster.
     pub(crate) fn fsid(&self) -> Result<String> {
         let mut text = [0u8; TEXT_MAX];
         let at = text.as_mut_ptr().cast();
@@ -175,7 +175,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Returns the text before the first zero byte.
+/// Reads the text before the first zero byte.
 fn until_zero(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
@@ -322,7 +322,7 @@ impl Image {
         Ok(until_zero(&text))
     }
 
-    /// Returns the number of a snapshot.
+    /// Looks up the number of a snapshot.
     pub(crate) fn snapshot(&self, name: &str) -> Result<u64> {
         let (name, mut id) = (c(name), 0);
         // SAFETY: the name lives until the call returns.

@@ -139,7 +139,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A client of a cluster: the ID of the cluster, and the number of the client in it.
 pub(crate) type OwnClient = (String, u64);
 
-/// What this process knows of a client of its own.
+/// State of a client of this process.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnState {
     /// Address for the blocklist.

@@ -56,7 +56,7 @@ pub fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Returns `random / 2^64` of a time.
+/// Computes `random / 2^64` of a time.
 fn share(time: Duration, random: u64) -> Duration {
     // The pauses of this project are far below the 584 years that fit.
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

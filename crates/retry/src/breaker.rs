@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// What a [`Breaker`] permits. In the order in which a caller prefers the peers.
+/// Attempts that a [`Breaker`] permits. In the order in which a caller prefers the peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// The peer did not fail since its last success: any attempt.

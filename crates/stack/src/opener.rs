@@ -36,7 +36,7 @@ pub enum KeyFrom {
     Terminal,
     /// A passphrase, or the content of a key file.
     Secret(SecretBytes),
-    /// What a predecessor of this process has left.
+    /// The secret that a predecessor of this process has left.
     Kept(SecretBytes),
 }
 

@@ -152,7 +152,7 @@ pub struct Settings {
     is_dry_run: bool,
     /// Claim on the device that this process serves, if it is part of a cluster.
     ownership: Option<Arc<dyn Ownership>>,
-    /// What the service leaves to its successor, if it may have one.
+    /// State that the service leaves to its successor, if it may have one.
     succession: Option<Arc<Succession>>,
 }
 

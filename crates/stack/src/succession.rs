@@ -1,5 +1,5 @@
-//! What a service leaves to the process that continues it after a crash, and what it has from the one
-//! before it.
+//! State that a service leaves to the process that continues it after a crash, and that it has from the
+//! one before it.
 //!
 //! ```text
 //!   format       the number of the format of everything below
@@ -9,7 +9,7 @@
 //!   requests     requests that were carried out
 //!   open-files   files that the kernel has open
 //!   cache        the memory of the cache, and the table of its dirty pages
-//!   mount        the descriptor of the mount, and what the kernel offered for it
+//!   mount        the descriptor of the mount, and its record
 //!   clones-N     those by which the threads of server N receive
 //!   control      the socket for requests of other processes
 //!   file-mount   the descriptor of a mount with a volume as a file, its record, and its table
@@ -26,17 +26,16 @@ use crate::{Error, Result};
 use block::{BlockDevice, StickyFlush};
 use cache::{Cache, CachedDevice, Predecessor};
 use export_file::loopdev::LoopDevice;
-use export_fuse::HeldMount;
 use export_nbd::Keep;
 use fs::{Adoption, Files, Fs, Superblock};
+use fuse_mount::{Held, Record};
 use keeper::{Begin, Kept, Link};
 use path_file::Holder;
 use secret::SecretBytes;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use survival::{Log, Memory, OpenFiles, Pages, Requests};
@@ -48,9 +47,6 @@ const FORMAT: u32 = 1;
 
 /// Words of the log: 32 MiB, of which a commit of the file system is begun at half.
 const LOG_WORDS: usize = 4 << 20;
-
-/// Longest record of a mount in bytes: a path, and the kernel's first message.
-const RECORD_MAX: usize = 16 << 10;
 
 /// See the module.
 pub struct Succession {
@@ -258,12 +254,12 @@ impl Succession {
             open_files: Arc::clone(&tables.open_files),
             requests: Arc::clone(&tables.requests),
             generation: self.generation,
-            hold: Box::new(move |mount| this.hold(mount).map_err(std::io::Error::other)),
+            hold: Box::new(move |session| this.hold(session).map_err(std::io::Error::other)),
         }))
     }
 
     /// Leaves everything that a successor needs, before the first request is served.
-    fn hold(&self, mount: &HeldMount<'_>) -> Result<()> {
+    fn hold(&self, session: &Held<'_>) -> Result<()> {
         let Some(tables) = self.tables.get() else {
             return Ok(());
         };
@@ -272,10 +268,9 @@ impl Succession {
             self.keep("requests", &[tables.requests.file()])?;
             self.keep("open-files", &[tables.open_files.file()])?;
         }
-        let record = record(mount).map_err(lost)?;
-        self.keep("mount", &[mount.session.device, record.as_fd()])?;
-        self.keep_more(&clones(self.generation), &mount.session.clones)?;
-        Ok(())
+        let record = session.record().map_err(lost)?;
+        self.keep("mount", &[session.device, record.as_fd()])?;
+        self.keep_more(&clones(self.generation), &session.clones)
     }
 
     /// Takes over the dirty pages of the predecessor, and leaves those of this process: from now on a
@@ -359,7 +354,12 @@ impl Succession {
                 "the previous server left no mount",
             )));
         };
-        read_record(record, device, fs, done.unwrap_or_default()).map_err(damaged)
+        Ok(export_fuse::Predecessor {
+            device,
+            session: Record::read(&record).map_err(damaged)?,
+            fs: Arc::clone(fs),
+            done: done.unwrap_or_default(),
+        })
     }
 
     /// Announces that the mount is served, so that what only the predecessor used is closed.
@@ -526,42 +526,6 @@ fn check_format(file: Option<OwnedFd>) -> Result<()> {
 /// Returns the name of the descriptors by which the threads of a server receive.
 fn clones(generation: u32) -> String {
     format!("clones-{generation}")
-}
-
-/// Writes what a successor has to know of a mount: a byte, the length of the path and the path, and
-/// the kernel's first message.
-fn record(mount: &HeldMount<'_>) -> std::io::Result<OwnedFd> {
-    let path = mount.session.mountpoint.as_os_str().as_bytes();
-    let mut bytes = vec![u8::from(mount.on_block_device)];
-    bytes.extend((path.len() as u32).to_le_bytes());
-    bytes.extend(path);
-    bytes.extend(mount.session.offer);
-    let file = rustix::fs::memfd_create("evfs-mount", rustix::fs::MemfdFlags::CLOEXEC)?;
-    rustix::io::pwrite(&file, &bytes, 0)?;
-    Ok(file)
-}
-
-fn read_record(
-    record: OwnedFd,
-    device: OwnedFd,
-    fs: &Arc<Fs>,
-    done: std::collections::HashSet<u64>,
-) -> std::io::Result<export_fuse::Predecessor> {
-    let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-    let mut bytes = vec![0; RECORD_MAX];
-    let len = rustix::io::pread(&record, &mut bytes[..], 0)?;
-    let (on_block_device, rest) = bytes[..len].split_first().ok_or_else(wrong)?;
-    let (path_len, rest) = rest.split_first_chunk::<4>().ok_or_else(wrong)?;
-    let path_len = u32::from_le_bytes(*path_len) as usize;
-    let (path, offer) = rest.split_at_checked(path_len).ok_or_else(wrong)?;
-    Ok(export_fuse::Predecessor {
-        device,
-        offer: offer.to_vec(),
-        mountpoint: PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())),
-        on_block_device: *on_block_device != 0,
-        fs: Arc::clone(fs),
-        done,
-    })
 }
 
 fn damaged(error: impl fmt::Display) -> Error {

@@ -435,7 +435,7 @@ pub struct OpenedDevice {
     pub first_use: Option<String>,
     /// Name of the damaged copy of the header, if one is.
     pub damaged_copy: Option<&'static str>,
-    /// What opens the volume again, if it is to be kept.
+    /// The secret that opens the volume again, if it is to be kept.
     pub kept_key: Option<SecretBytes>,
 }
 

@@ -20,7 +20,7 @@ const SLOT_WORDS: usize = 4;
 /// Open files that a table can hold.
 pub const OPEN_FILES_MAX: usize = 1 << 20;
 
-/// What the table states about an open file.
+/// The entry of an open file in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenFile {
     /// Number of the handle.

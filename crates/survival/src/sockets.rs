@@ -1,5 +1,5 @@
-//! What a stream socket has transferred, as the kernel counts it: exact also if the process was killed
-//! in the middle of a system call.
+//! Bytes that a stream socket has transferred, as the kernel counts them: exact also if the process was
+//! killed in the middle of a system call.
 //!
 //! The offset for peeking (`SO_PEEK_OFF`) goes down by each byte that is received, so a large one
 //! counts these bytes. Unix sockets have it in all kernels, TCP since Linux 6.9. The bytes sent by TCP

@@ -82,7 +82,7 @@ pub fn compiler() -> Result<String, String> {
     field(&rustc(&["--version", "--verbose"])?, "release")
 }
 
-/// Returns the value of a line `NAME: VALUE`.
+/// Reads the value of a line `NAME: VALUE`.
 fn field(text: &str, name: &str) -> Result<String, String> {
     let values = text.lines().filter_map(|line| line.split_once(": "));
     let mut values = values.filter(|(key, _)| *key == name);

@@ -88,7 +88,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// Returns the packages that the program needs.
+/// Lists the packages that the program needs.
 fn depends(program: &Program) -> Result<String, String> {
     let mut depends = vec![format!("libc6 (>= {})", program.glibc())];
     for library in &program.libraries {

@@ -63,7 +63,7 @@ impl Config {
         }
     }
 
-    /// Returns the number of columns of tiles.
+    /// Counts the columns of tiles.
     fn columns(&self) -> usize {
         self.order / self.tile
     }

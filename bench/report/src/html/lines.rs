@@ -76,7 +76,7 @@ impl Series<'_> {
         sorted(&self.study.runs[side], &value)
     }
 
-    /// Returns the median number of cores in use.
+    /// Computes the median number of cores in use.
     fn cores(&self, side: usize, phase: usize) -> Option<f64> {
         let cores = |r: &Record| Some(r.phases.get(phase)?.cores());
         bench_core::median(&sorted(&self.study.runs[side], &cores))

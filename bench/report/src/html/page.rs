@@ -220,7 +220,7 @@ fn by_layer(out: &mut String, study: &Study) {
     write_table(out, "", &lines);
 }
 
-/// Returns the rows of all figures of a study.
+/// Builds the rows of all figures of a study.
 fn rows(study: &Study, found: &[Finding]) -> Vec<Vec<String>> {
     let one = study.sides.len() == 1;
     let base = study.sides.first().map_or("", |s| s.name.as_str());

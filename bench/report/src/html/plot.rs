@@ -48,7 +48,7 @@ impl Frame {
         frame
     }
 
-    /// Returns the position of a value.
+    /// Computes the position of a value.
     pub(super) fn y(&self, value: f64) -> f64 {
         self.top + self.height * (1.0 - value / self.most)
     }

@@ -45,7 +45,7 @@ impl Lists {
         self.len[usize::from(queue)]
     }
 
-    /// Returns the oldest frame of a list.
+    /// Finds the oldest frame of a list.
     pub(super) fn back(&self, queue: Queue) -> Option<FrameNo> {
         let node = self.links[usize::from(queue)][PREV] as usize;
         let frame = node.checked_sub(self.len.len())?;

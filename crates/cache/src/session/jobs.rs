@@ -129,7 +129,7 @@ impl Jobs {
         !self.delayed.is_empty()
     }
 
-    /// Returns a job whose delay is over at this time.
+    /// Finds a job whose delay is over at this time.
     pub(super) fn next_released(&mut self, now: Instant) -> Option<usize> {
         let at = self.delayed.iter().position(|(until, _)| *until <= now)?;
         Some(self.delayed.swap_remove(at).1)

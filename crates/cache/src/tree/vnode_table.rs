@@ -41,7 +41,7 @@ impl VnodeTable {
         self.read().by_number.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Returns the number of vnodes.
+    /// Counts the vnodes.
     pub(crate) fn len(&self) -> usize {
         self.read().by_number.len()
     }

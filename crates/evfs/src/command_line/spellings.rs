@@ -13,7 +13,7 @@ struct Former {
     new: &'static str,
 }
 
-/// What was renamed.
+/// The part of a command that was renamed.
 enum Old {
     /// The last level of the command had this name.
     Name(&'static str),

@@ -142,7 +142,7 @@ struct ShownMachine {
     units: usize,
 }
 
-/// What users of a unit can expect at present.
+/// Availability of a unit to its users at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum UnitState {

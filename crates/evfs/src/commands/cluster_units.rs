@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Pause between two looks at a node that may be stuck.
 const LOOK: Duration = Duration::from_millis(500);
-/// What a service manager is told that this process serves.
+/// The services of this process, for a service manager.
 const SERVES: [&str; 1] = ["the units of a cluster"];
 
 /// Creates the client of the cluster that the settings name.

@@ -121,7 +121,7 @@ pub struct MountArgs {
     allow_other: bool,
     /// Let the kernel hold back written data for up to 30 seconds: many small writes to large files
     /// are faster, but a full disk is reported only at fsync or close, and data held back is lost
-    /// if the process is killed
+    /// if the process is killed, unless --survive is set
     #[arg(long)]
     exclusive: bool,
     /// Honor set-user-ID, set-group-ID and capabilities of programs in the file system (root only);

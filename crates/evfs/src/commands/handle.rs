@@ -1,4 +1,4 @@
-//! What a command acts on, found by [`stack::handle`]. If that is not what was typed, a note names
+//! The target of a command, found by [`stack::handle`]. If that is not what was typed, a note names
 //! it.
 
 use cli::{Context, output};

@@ -34,7 +34,7 @@ fn slot() -> usize {
     })
 }
 
-/// What a mount knows of its predecessor and leaves to its successor.
+/// State that a mount has from its predecessor and leaves to its successor.
 pub(super) struct Succession {
     pub survival: Arc<Survival>,
     /// Requests that the predecessor carried out.

@@ -94,7 +94,7 @@ impl Connection {
     }
 }
 
-/// Returns the length of a reply in bytes.
+/// Computes the length of a reply in bytes.
 pub(super) fn reply_bytes(structured: bool, header: &RequestHeader, error: Option<Errno>) -> u64 {
     let data = match (error, header.command) {
         (None, Command::Read) => header.len,

@@ -1,16 +1,16 @@
 //! A connection of a predecessor, continued.
 
 use super::reply::{FirstReply, reply_bytes};
-use super::{Connection, Incoming, Input, Interest, Phase, Taken, read_bytes, refusal};
+use super::{Connection, Incoming, Input, Phase, Taken, read_bytes, refusal};
 use crate::admission::ConnectionSlot;
 use crate::hub::Hub;
-use crate::kept::{self, Done, Known, Left, distance};
+use crate::kept::{self, Done, Entry, Known, Left, distance};
+use crate::session::Session;
 use crate::socket::Socket;
 use block::Buf;
 use nbd_proto::{Command, Errno, Handshake, REQUEST_BYTES, RequestHeader};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Buffers of writes that are not done, with their order, by place and position of the request.
 pub(crate) type Owned = HashMap<(u32, u64), Vec<(u32, Buf)>>;
@@ -28,7 +28,7 @@ pub(crate) struct Resumed {
     pub(crate) again: Vec<Again>,
 }
 
-/// What has to be done for a connection besides its input.
+/// Tasks of a connection besides its input.
 #[derive(Default)]
 struct Work {
     again: Vec<Again>,
@@ -56,8 +56,7 @@ impl Connection {
         take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
         owned: &mut Owned,
     ) -> Option<Resumed> {
-        let resumed = Connection::prepare(&mut left, hub, &mut slot, take, owned);
-        let (phase, session, work, structured, input) = match resumed {
+        let prepared = match Prepared::new(&mut left, hub, &mut slot, take, owned) {
             Ok(prepared) => prepared,
             Err(why) => {
                 kept::warn_of_end(why);
@@ -65,46 +64,33 @@ impl Connection {
                 return None;
             }
         };
-        let now = Instant::now();
-        let (received, which) = (left.received, left.input.1);
-        let mut connection = Connection {
-            socket: Socket::new(left.raw, left.pipe),
-            slot,
-            began: now,
-            progress: super::Progress::new(now),
-            phase,
-            hub: Arc::clone(hub),
-            session,
-            fence: None,
-            input: Input::adopted(left.areas, which, input, received),
-            output: super::Output::default(),
-            structured,
-            first: None,
-            in_flight: work.again.len(),
-            held: false,
-            broken: false,
-            left: false,
-            waits_for: Interest {
-                read: true,
-                write: false,
-            },
-            place: Some(left.place),
-        };
-        if left.in_place {
+        let Left {
+            entry,
+            areas,
+            raw,
+            pipe,
+        } = left;
+        let socket = Socket::new(raw, pipe);
+        let mut connection =
+            Connection::without_requests(socket, slot, Arc::clone(hub), prepared.phase);
+        let (received, which) = (entry.received, entry.input.1);
+        connection.input = Input::adopted(areas, which, prepared.input, received);
+        connection.place = Some(entry.place);
+        connection.session = prepared.session;
+        connection.structured = prepared.structured;
+        let work = prepared.work;
+        connection.in_flight = work.again.len();
+        if entry.in_place {
             connection.input.bypass(None);
         }
         if let Some(write) = work.incoming {
             connection.receive(write);
         }
         connection.output.skip(work.skip);
-        if let Phase::Handshake(handshake) = &mut connection.phase {
+        if let (Phase::Handshake(_), Some(place)) = (&connection.phase, &mut connection.place) {
             // All of it is repeated, and what was sent is not sent again.
-            let greeting = handshake.take_output();
-            if let Some(place) = &mut connection.place {
-                place.negotiates_again();
-                place.negotiated(greeting.len());
-            }
-            connection.output.push_bytes(greeting);
+            place.negotiates_again();
+            connection.push_negotiation();
         }
         connection.first = work.first;
         for (request, error) in work.replies {
@@ -115,41 +101,47 @@ impl Connection {
             again: work.again,
         })
     }
+}
 
-    #[expect(clippy::type_complexity, reason = "only its caller takes it apart")]
-    fn prepare(
+/// State with which a connection goes on.
+struct Prepared {
+    phase: Phase,
+    session: Option<Arc<Session>>,
+    structured: bool,
+    /// Bytes in the input area that were processed, and all bytes in it.
+    input: (usize, usize),
+    work: Work,
+}
+
+impl Prepared {
+    fn new(
         left: &mut Left,
         hub: &Arc<Hub>,
         slot: &mut ConnectionSlot,
         take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
         owned: &mut Owned,
-    ) -> Result<
-        (
-            Phase,
-            Option<Arc<crate::session::Session>>,
-            Work,
-            bool,
-            (usize, usize),
-        ),
-        &'static str,
-    > {
+    ) -> Result<Prepared, &'static str> {
         const DAMAGED: &str = "its input is damaged";
-        match left.phase {
+        let entry = &mut left.entry;
+        match entry.phase {
             kept::Phase::Unfit => Err("it has TLS, or waited for a fence"),
             kept::Phase::Negotiating => {
-                let len = left.input_len().ok_or(DAMAGED)?;
-                // What was parsed may be stated already, just before the phase.
-                if left.input != (0, 0) || left.in_place {
+                let len = entry.input_len().ok_or(DAMAGED)?;
+                // The position of parsed input may be stated already, just before the phase.
+                if entry.input != (0, 0) || entry.in_place {
                     return Err(DAMAGED);
                 }
-                let policy = super::tls_policy(hub, &left.raw);
-                let handshake = Handshake::new(hub.infos(), policy);
-                let work = Work {
-                    skip: left.place.output_at() as usize,
-                    ..Work::default()
-                };
-                let phase = Phase::Handshake(Box::new(handshake));
-                Ok((phase, None, work, false, (0, len)))
+                let handshake = Handshake::new(hub.infos(), super::tls_policy(hub, &left.raw));
+                Ok(Prepared {
+                    phase: Phase::Handshake(Box::new(handshake)),
+                    session: None,
+                    structured: false,
+                    input: (0, len),
+                    work: Work {
+                        skip: entry.place.output_at() as usize,
+                        ..Work::default()
+                    },
+                })
             }
             kept::Phase::Transmission {
                 export,
@@ -169,9 +161,9 @@ impl Connection {
                 let session = session.transpose()?;
                 slot.establish()?;
                 let mut work = Work::default();
-                let incoming = terms.output(left, &mut work, take, owned)?;
+                let incoming = terms.output(entry, &mut work, take, owned)?;
                 let input = terms
-                    .input(left, incoming, &mut work, owned)
+                    .input(entry, incoming, &mut work, owned)
                     .ok_or(DAMAGED)?;
                 let phase = if has_left {
                     Phase::Closing
@@ -181,7 +173,13 @@ impl Connection {
                         incoming: None,
                     }
                 };
-                Ok((phase, session, work, structured, input))
+                Ok(Prepared {
+                    phase,
+                    session,
+                    structured,
+                    input,
+                    work,
+                })
             }
         }
     }
@@ -192,15 +190,15 @@ impl Terms<'_> {
     /// arrived completely.
     fn output(
         &self,
-        left: &mut Left,
+        entry: &mut Entry,
         work: &mut Work,
         take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>,
         owned: &mut Owned,
     ) -> Result<Option<Known>, &'static str> {
         let bytes = |header: &RequestHeader, error| reply_bytes(self.structured, header, error);
-        let partial = left.sort_output(bytes)?;
+        let partial = entry.sort_output(bytes)?;
         let mut incoming = None;
-        for known in std::mem::take(&mut left.known) {
+        for known in std::mem::take(&mut entry.known) {
             let request = Taken {
                 header: known.header,
                 slot: Some(known.slot),
@@ -229,7 +227,7 @@ impl Terms<'_> {
                 Done::At(_, error) | Done::Unqueued(error) if !is_read || error.is_some() => {
                     work.replies.push((request, error));
                 }
-                _ if distance(left.parsed, behind(&known)) > 0 => {
+                _ if distance(entry.parsed, behind(&known)) > 0 => {
                     if incoming.is_some() || !matches!(known.header.command, Command::Write) {
                         return Err("its requests are damaged");
                     }
@@ -237,13 +235,13 @@ impl Terms<'_> {
                 }
                 _ if refused.is_some() => work.replies.push((request, refused)),
                 _ if is_read => {
-                    Left::repeat(&left.place, known.slot);
+                    entry.place.repeat(known.slot);
                     work.again.push(self.read(request, take)?);
                 }
                 _ => {
                     let payload = match known.header.command {
                         Command::Write => {
-                            let bufs = owned.remove(&(left.number(), known.at));
+                            let bufs = owned.remove(&(entry.number(), known.at));
                             whole(bufs.unwrap_or_default(), Some(known.header.len))
                                 .ok_or("the payload of a write is missing")?
                         }
@@ -264,24 +262,26 @@ impl Terms<'_> {
     /// the area. `None`: it contradicts what else is known.
     fn input(
         &self,
-        left: &mut Left,
+        entry: &mut Entry,
         incoming: Option<Known>,
         work: &mut Work,
         owned: &mut Owned,
     ) -> Option<(usize, usize)> {
         // Positions near that of what was parsed, which do not go round.
-        let near = |at: u64| left.parsed.wrapping_add(distance(left.parsed, at) as u64);
-        let received = near(left.received);
-        let base = near(left.input.0);
-        let mut at = left.parsed;
+        let near = |at: u64| entry.parsed.wrapping_add(distance(entry.parsed, at) as u64);
+        let received = near(entry.received);
+        let base = near(entry.input.0);
+        let mut at = entry.parsed;
         if let Some(known) = incoming {
             let total = known.header.len as usize;
             let first = near(known.at).wrapping_add(REQUEST_BYTES as u64);
-            // What was received past the area, or was removed from it, is in the buffers.
-            let until = if left.in_place { received } else { base };
+            // Bytes that were received past the area, or were removed from it, are in the buffers.
+            let until = if entry.in_place { received } else { base };
             let got = distance(first, until).clamp(0, total as i64) as usize;
             let refused = refusal(&self.hub.exports[self.export], &known.header);
-            let bufs = owned.remove(&(left.number(), known.at)).unwrap_or_default();
+            let bufs = owned
+                .remove(&(entry.number(), known.at))
+                .unwrap_or_default();
             let bufs = whole(bufs, None)?;
             let room = bufs.iter().map(|buf| buf.len()).sum();
             if refused.is_none() && got > room || room > total {
@@ -301,15 +301,15 @@ impl Terms<'_> {
                 refused,
             });
         }
-        if left.in_place {
+        if entry.in_place {
             return (at == received).then_some((0, 0));
         }
-        let len = left.input_len()?;
+        let len = entry.input_len()?;
         let used = usize::try_from(distance(base, at)).ok()?;
         (used <= len).then_some((used, len))
     }
 
-    /// Returns a read to carry out again.
+    /// Prepares a read to be carried out again.
     fn read(
         &self,
         request: Taken,

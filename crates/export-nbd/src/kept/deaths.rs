@@ -26,7 +26,7 @@ const STEPS: &str = "EVFS_DEATHS_STEPS";
 /// Seed of the bits that are flipped in what the first server leaves; 0 for none.
 const FLIP: &str = "EVFS_DEATHS_FLIP";
 
-/// What a keeper has.
+/// State of a keeper.
 struct Left {
     link: Link,
     kept: Mutex<Kept>,
@@ -385,7 +385,7 @@ impl Case {
     }
 }
 
-/// What clients write: the pattern, the offset and the length.
+/// Writes of the clients: the pattern, the offset and the length.
 const WRITES: [(u8, usize, usize); 3] = [(1, 0, 4096), (2, 8192, 696_320), (3, 1 << 20, 8192)];
 
 /// Returns a pattern that is zero nowhere and different in each block.

@@ -86,7 +86,7 @@ pub(super) fn worker(state: u64) -> usize {
     (state >> WORKER_SHIFT) as usize & 0x3fff
 }
 
-/// What the result of a request is.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
     No,
@@ -295,6 +295,11 @@ impl Place {
         self.queued.push_back((slot, self.end));
     }
 
+    /// Lets a request run again, whose result was not sent.
+    pub(crate) fn repeat(&self, slot: u16) {
+        self.store(slot_word(slot, DONE), Done::No.pack());
+    }
+
     /// Counts output that was sent, and frees the slots of the replies that were sent completely.
     #[inline]
     pub(crate) fn sent(&mut self, bytes: usize) {
@@ -347,16 +352,21 @@ pub(crate) struct Known {
 
 /// A connection of a predecessor.
 pub(crate) struct Left {
-    pub(crate) place: Place,
+    pub(crate) entry: Entry,
     pub(crate) areas: [Area; 2],
     pub(crate) raw: Raw,
     pub(crate) pipe: Option<Pipe>,
+}
+
+/// The statements of the table about a connection of a predecessor.
+pub(crate) struct Entry {
+    pub(crate) place: Place,
     pub(crate) phase: Phase,
     /// Position behind the last received byte.
     pub(crate) received: u64,
-    /// Position behind what was processed.
+    /// Position behind the processed input.
     pub(crate) parsed: u64,
-    /// What was received from `parsed` on is payload in its buffers.
+    /// The bytes received from `parsed` on are payload in its buffers.
     pub(crate) in_place: bool,
     /// Position of the first byte of the input area, and which one it is.
     pub(crate) input: (u64, usize),
@@ -381,16 +391,10 @@ impl Left {
         };
         let ends = sockets.next().zip(sockets.next());
         let pipe = ends.map(|(from, to)| Pipe::adopt(from, to));
-        match Left::read(kept, number, &raw, pipe.as_ref()) {
-            Ok(read) => Ok(Left {
-                place: read.place,
+        match Entry::read(kept, number, &raw, pipe.as_ref()) {
+            Ok(entry) => Ok(Left {
+                entry,
                 areas,
-                phase: read.phase,
-                received: read.received,
-                parsed: read.parsed,
-                in_place: read.in_place,
-                input: read.input,
-                known: read.known,
                 raw,
                 pipe,
             }),
@@ -401,12 +405,30 @@ impl Left {
         }
     }
 
+    /// Returns the place and the position of each write that is not done.
+    pub(crate) fn unfinished_writes(&self) -> Vec<(u32, u64)> {
+        let entry = &self.entry;
+        let is_unfinished = |known: &&Known| {
+            known.done == Done::No && matches!(known.header.command, Command::Write)
+        };
+        let known = entry.known.iter().filter(is_unfinished);
+        known.map(|known| (entry.number(), known.at)).collect()
+    }
+
+    /// Gives up: closes the connection and frees its place.
+    pub(crate) fn give_up(self) {
+        let _ = self.raw.shut_down();
+        self.entry.place.leave(self.areas);
+    }
+}
+
+impl Entry {
     fn read(
         kept: Arc<Kept>,
         number: u32,
         raw: &Raw,
         pipe: Option<&Pipe>,
-    ) -> Result<Read, &'static str> {
+    ) -> Result<Entry, &'static str> {
         const DAMAGED: &str = "its entry in the table is damaged";
         const LOST: &str = "the system does not tell how far it was";
         let load = |at| kept.load(number, at).ok_or(DAMAGED);
@@ -485,7 +507,7 @@ impl Left {
         if pipe.is_some() {
             place.piped(sent, false);
         }
-        Ok(Read {
+        Ok(Entry {
             place,
             phase,
             received,
@@ -495,20 +517,7 @@ impl Left {
             known,
         })
     }
-}
 
-/// What a place says.
-struct Read {
-    place: Place,
-    phase: Phase,
-    received: u64,
-    parsed: u64,
-    in_place: bool,
-    input: (u64, usize),
-    known: Vec<Known>,
-}
-
-impl Left {
     /// Frees the slots of requests whose replies were sent, and lets the others be queued again in
     /// their order, except a reply that was sent in part: its position and that of the next reply
     /// stay. Returns what is left of it to skip: the slot, and the number of bytes that were sent.
@@ -553,20 +562,6 @@ impl Left {
         Ok(partial)
     }
 
-    /// Lets a request run again, whose result was not sent.
-    pub(crate) fn repeat(place: &Place, slot: u16) {
-        place.store(slot_word(slot, DONE), Done::No.pack());
-    }
-
-    /// Returns the place and the position of each write that is not done.
-    pub(crate) fn unfinished_writes(&self) -> Vec<(u32, u64)> {
-        let is_unfinished = |known: &&Known| {
-            known.done == Done::No && matches!(known.header.command, Command::Write)
-        };
-        let known = self.known.iter().filter(is_unfinished);
-        known.map(|known| (self.number(), known.at)).collect()
-    }
-
     /// Returns the number of its place.
     pub(crate) fn number(&self) -> u32 {
         self.place.number
@@ -578,12 +573,6 @@ impl Left {
         (0..=AREA_BYTES as i64)
             .contains(&len)
             .then_some(len as usize)
-    }
-
-    /// Gives up: closes the connection and frees its place.
-    pub(crate) fn give_up(self) {
-        let _ = self.raw.shut_down();
-        self.place.leave(self.areas);
     }
 }
 

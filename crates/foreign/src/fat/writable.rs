@@ -373,7 +373,7 @@ fn clusters(fat: &Fat, disk: &mut Disk, first: u32, most: u64, all: bool) -> Res
     }
 }
 
-/// Returns the pieces of a range of a file.
+/// Finds the pieces of a range of a file.
 fn pieces(fat: &Fat, extents: &[Extent], range: &Range<u64>) -> Result<Vec<Piece>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     for (first, count) in extents {

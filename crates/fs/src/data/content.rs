@@ -37,7 +37,7 @@ pub enum Stamp {
     Late,
 }
 
-/// What happens to pages of existing blocks for which a full device has no new ones.
+/// Treatment of pages of existing blocks for which a full device has no new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfFull {
     Refuse,

@@ -70,7 +70,7 @@ enum Form {
 }
 
 impl Stored {
-    /// Returns the blocks of the file that have data.
+    /// Finds the blocks of the file that have data.
     fn data(&self, range: &Range<u64>) -> Blocks {
         let written = self.extents.iter().filter(|(_, extent)| !extent.unwritten);
         let mut data = Blocks::default();

@@ -1,4 +1,4 @@
-//! What the files of a user or a group use in a fileset, and the limits for that.
+//! Space and files that a user or a group uses in a fileset, and the limits for them.
 
 use crate::error::Result;
 use crate::format::key::{Item, Key, TreeId};
@@ -14,7 +14,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Returns the key of the account in a fileset.
+    /// Builds the key of the account in a fileset.
     pub(crate) fn key(self, tree: TreeId) -> Key {
         match self {
             Owner::User(id) => Key::item(tree, 0, Item::UserAccount, id.into()),

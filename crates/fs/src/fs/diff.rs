@@ -385,7 +385,7 @@ impl Paths {
         Ok(self.directories[&ino].clone())
     }
 
-    /// Returns one name for each inode in a directory.
+    /// Finds one name for each inode in a directory.
     fn names_in(&mut self, dir: Ino) -> Result<&HashMap<Ino, Named>> {
         match self.names.entry(dir) {
             Slot::Occupied(names) => Ok(names.into_mut()),

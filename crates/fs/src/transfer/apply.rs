@@ -402,7 +402,7 @@ fn directories_in(op: &Op<'_>, dir: Ino, inode: &Inode) -> Result<u32> {
     Ok(count)
 }
 
-/// Returns a new inode without a name.
+/// Creates an inode without a name.
 fn new_inode(op: &Op<'_>, kind: FileType, rdev: u32, size: u64) -> Inode {
     Inode {
         kind,

@@ -615,7 +615,7 @@ impl<P: Payload> Sender<P> {
         }
     }
 
-    /// Returns the expiry of the loss timer.
+    /// Computes the expiry of the loss timer.
     pub(crate) fn deadline(&self, role: Role, rtt: &Rtt) -> Timestamp {
         self.loss
             .deadline(self.in_flight, self.ack_timing(role), rtt)

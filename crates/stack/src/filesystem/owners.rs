@@ -1,4 +1,4 @@
-//! What users and groups use in a fileset, and their limits.
+//! Space and files that users and groups use in a fileset, and their limits.
 
 use crate::control::{Limits, OwnerId, OwnersRequest, Run};
 use crate::text::json_of;
@@ -19,7 +19,7 @@ pub struct FilesetOwners {
     pub groups: Vec<ShownOwner>,
 }
 
-/// What a user or a group uses in a fileset.
+/// Space and files that a user or a group uses in a fileset.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ShownOwner {
     /// Number of the user or the group.

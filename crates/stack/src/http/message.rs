@@ -102,7 +102,7 @@ impl Request {
         }
     }
 
-    /// Returns the value of a cookie.
+    /// Finds the value of a cookie.
     pub(crate) fn cookie(&self, wanted: &str) -> Option<&str> {
         let cookies = self.headers.iter().filter(|(name, _)| name == "cookie");
         let mut pairs = cookies.flat_map(|(_, value)| value.split(';'));

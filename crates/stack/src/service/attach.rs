@@ -202,7 +202,7 @@ struct AttachGraph {
     run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
-    /// What another process needs to continue the exports; `None` if they end with this one.
+    /// State for a process that continues the exports; `None` if they end with this one.
     succession: Option<Arc<Succession>>,
     /// Error of the first failed flush of the device.
     lost: Arc<OnceLock<block::Error>>,

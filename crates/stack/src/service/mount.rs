@@ -250,7 +250,7 @@ struct MountGraph {
     scrub: Option<ScheduledScrub>,
     /// File with the positions of scrubs.
     scrubs: PathBuf,
-    /// What another process needs to continue the mount; `None` if it ends with this one.
+    /// State for a process that continues the mount; `None` if it ends with this one.
     succession: Option<Arc<Succession>>,
     /// The threads of both.
     recurring: Vec<Recurring>,
@@ -281,9 +281,9 @@ impl MountGraph {
         let (mount, at, sync) = match (continues, &config.survival) {
             (Some(succession), Some(survival)) => {
                 let before = succession.mount(self.fs()?)?;
-                let at = before.mountpoint.clone();
+                let at = before.session.mountpoint.clone();
                 // The first server has found out.
-                let sync = if before.on_block_device {
+                let sync = if before.session.on_block_device {
                     SyncCalls::Durable
                 } else {
                     SyncCalls::Ignored

@@ -113,7 +113,7 @@ impl KeepSnapshots {
     }
 }
 
-/// Returns the start of the month.
+/// Computes the start of the month.
 fn start_of_month(now: i64) -> i64 {
     let day = now.div_euclid(DAY);
     let (_, _, date) = date_of(day);

@@ -44,7 +44,7 @@ impl<'a> Interval<'a> {
         Some((find(reading)?, seconds))
     }
 
-    /// Returns the state and the rates of the service.
+    /// Computes the state and the rates of the service.
     pub(super) fn service(&self, name: &str) -> ServiceSample {
         let status = &self.after.status;
         let text = |key: &str| status[key].as_str().unwrap_or_default().to_owned();
@@ -169,7 +169,7 @@ impl<'a> Interval<'a> {
         self.after.files.iter().map(of).collect()
     }
 
-    /// Returns the state and the rates of its cell.
+    /// Computes the state and the rates of its cell.
     pub(super) fn cell(&self, service: &str) -> Option<CellSample> {
         let after = self.after.cell.as_ref()?;
         let before = self.earlier(|reading| reading.cell.as_ref());

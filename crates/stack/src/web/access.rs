@@ -279,7 +279,7 @@ fn random() -> SecretBytes {
     text
 }
 
-/// Returns the digit of a number below 16.
+/// Converts a number below 16 to its digit.
 fn digit(value: u8) -> u8 {
     // Without a table, whose access would depend on the secret.
     value + if value < 10 { b'0' } else { b'a' - 10 }

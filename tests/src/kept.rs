@@ -1,0 +1,48 @@
+//! Servers of mounts and volumes with `--survive`, each a child of its keeper.
+
+use crate::{signal, wait_until};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::process::Child;
+use std::time::Duration;
+
+/// Finds the process that serves for a keeper.
+pub fn server_of(keeper: u32) -> Option<i32> {
+    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    let children = std::fs::read_to_string(children).ok()?;
+    // A thread of an earlier one may be left.
+    children.split_whitespace().last()?.parse().ok()
+}
+
+/// Kills the server of a keeper some time after it was started, and waits until it has died.
+#[track_caller]
+pub fn kill_the_server(keeper: u32, after: Duration) {
+    wait_until("a server runs", || server_of(keeper).is_some());
+    std::thread::sleep(after);
+    let server = server_of(keeper).expect("only the test kills it");
+    signal(server, libc::SIGKILL);
+    wait_until("the server has died", || server_of(keeper) != Some(server));
+}
+
+/// Kills a keeper, unless it has ended, and waits until its server has stopped in order. A server that
+/// does not stop is killed.
+pub fn end(keeper: &mut Child) {
+    if let Ok(Some(_)) = keeper.try_wait() {
+        return;
+    }
+    // While it is stopped, it starts no other server, and the ID of its server stays in use.
+    signal(keeper.id() as i32, libc::SIGSTOP);
+    let server = server_of(keeper.id()).and_then(Pid::from_raw);
+    let server = server.and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
+    let _ = keeper.kill();
+    let _ = keeper.wait();
+    let Some(server) = server else { return };
+    let patience = Timespec {
+        tv_sec: 20,
+        tv_nsec: 0,
+    };
+    let ended = poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&patience));
+    if ended != Ok(1) {
+        let _ = pidfd_send_signal(&server, Signal::KILL);
+    }
+}
