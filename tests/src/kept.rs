@@ -1,10 +1,13 @@
 //! Servers of mounts and volumes with `--survive`, each a child of its keeper.
 
-use crate::{signal, wait_until};
+use crate::{Random, signal, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::process::Child;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Finds the process that serves for a keeper.
 pub fn server_of(keeper: u32) -> Option<i32> {
@@ -22,6 +25,60 @@ pub fn kill_the_server(keeper: u32, after: Duration) {
     let server = server_of(keeper).expect("only the test kills it");
     signal(server, libc::SIGKILL);
     wait_until("the server has died", || server_of(keeper) != Some(server));
+}
+
+/// Kills the servers of a keeper at random moments, until it is stopped or dropped.
+pub struct Killer {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Killer {
+    /// Begins to kill, on average once in `every`.
+    pub fn start(keeper: u32, every: Duration) -> Killer {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let mut random = Random::from_environment();
+        let run = move || {
+            let mut kills = 0;
+            loop {
+                let after = Duration::from_millis(random.below(2 * every.as_millis() as u64 + 1));
+                let next = Instant::now() + after;
+                while Instant::now() < next && !over.load(Relaxed) {
+                    std::thread::sleep(after.min(Duration::from_millis(5)));
+                }
+                if over.load(Relaxed) {
+                    return kills;
+                }
+                // None runs between two of them.
+                if let Some(server) = server_of(keeper) {
+                    signal(server, libc::SIGKILL);
+                    kills += 1;
+                }
+            }
+        };
+        Killer {
+            is_over,
+            thread: Some(std::thread::spawn(run)),
+        }
+    }
+
+    /// Stops, and returns the number of kills.
+    pub fn stop(mut self) -> u64 {
+        self.end()
+    }
+
+    fn end(&mut self) -> u64 {
+        self.is_over.store(true, Relaxed);
+        let kills = self.thread.take().map(JoinHandle::join);
+        kills.transpose().expect("it does not panic").unwrap_or(0)
+    }
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// Kills a keeper, unless it has ended, and waits until its server has stopped in order. A server that

@@ -1,11 +1,17 @@
 //! EVFS file systems: formatted, mounted by a separate process, killed, checked.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `EVFS_TEST_KILL_MS=500` | each mount has `--survive`, and its servers are killed about as often |
 
+use crate::kept::Killer;
 use crate::{Ran, Sandbox, wait_until};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 /// Storage of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +28,7 @@ pub struct Disk<'a> {
     device: String,
     environment: Vec<(&'static str, String)>,
     options: &'static [&'static str],
+    kill_every: Option<Duration>,
 }
 
 impl<'a> Disk<'a> {
@@ -48,7 +55,16 @@ impl<'a> Disk<'a> {
             device: device.to_owned(),
             environment: Vec::new(),
             options: &[],
+            kill_every: std::env::var("EVFS_TEST_KILL_MS")
+                .ok()
+                .map(|text| Duration::from_millis(text.parse().expect("milliseconds"))),
         }
+    }
+
+    /// Lets the servers of every mount be killed, about as often. `None`: as the environment says.
+    pub fn killed_every(mut self, every: Option<Duration>) -> Disk<'a> {
+        self.kill_every = every.or(self.kill_every);
+        self
     }
 
     /// Adds these options to every mount.
@@ -70,8 +86,10 @@ impl<'a> Disk<'a> {
 
     /// Mounts it at `mnt` of the sandbox, and waits until it is mounted.
     pub fn mount(&self, options: &[&str]) -> Mounted {
-        let mounted = self.mount_soon(options);
+        let mut mounted = self.mount_soon(options);
         mounted.wait_for(options);
+        let pid = mounted.pid();
+        mounted.killer = self.kill_every.map(|every| Killer::start(pid, every));
         mounted
     }
 
@@ -90,6 +108,7 @@ impl<'a> Disk<'a> {
         command.args(["mount", &self.device]).arg(&dir);
         let child = command
             .args(self.options)
+            .args(self.kill_every.map(|_| "--survive"))
             .args(options)
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
@@ -99,6 +118,7 @@ impl<'a> Disk<'a> {
             .expect("the program runs");
         let printed = self.s.path("mount.out");
         Mounted {
+            killer: None,
             child,
             dir,
             log,
@@ -139,6 +159,7 @@ impl<'a> Disk<'a> {
 /// A mounted file system, and the process that serves it. On drop the process is killed and the
 /// dead mount is removed.
 pub struct Mounted {
+    killer: Option<Killer>,
     child: Child,
     dir: PathBuf,
     log: PathBuf,
@@ -195,6 +216,10 @@ impl Mounted {
     /// Unmounts it as a user would; the process must succeed.
     #[track_caller]
     pub fn unmount(mut self, s: &Sandbox) {
+        if let Some(killer) = self.killer.take() {
+            eprintln!("{} kills", killer.stop());
+            assert!(!self.said().contains("EVFS-0817"), "{}", self.said());
+        }
         s.run(&[Path::new("unmount"), &self.dir]).ok();
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "{status}: {}", self.said());
@@ -222,6 +247,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        self.killer = None;
         crate::kept::end(&mut self.child);
         if std::thread::panicking() {
             eprintln!("{}", self.said());

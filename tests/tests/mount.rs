@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Sandbox, lua, needs_root, wait_until};
 
@@ -65,10 +65,13 @@ fn repository(s: &Sandbox) -> PathBuf {
     repository
 }
 
-fn git_and_a_build(on: On, options: &'static [&'static str]) {
+/// Mean time between two kills of the server.
+const KILLS: Duration = Duration::from_millis(700);
+
+fn git_and_a_build(on: On, options: &'static [&'static str], kills: Option<Duration>) {
     let s = Sandbox::new();
     let repository = repository(&s);
-    let disk = Disk::new(&s, on, "512M").with(options);
+    let disk = Disk::new(&s, on, "512M").with(options).killed_every(kills);
     let mounted = disk.mount(&[]);
     shell(
         mounted.dir(),
@@ -117,12 +120,17 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
 
 #[test]
 fn git_make_and_tar_on_a_clear_file() {
-    git_and_a_build(On::Clear, &[]);
+    git_and_a_build(On::Clear, &[], None);
+}
+
+#[test]
+fn git_make_and_tar_do_not_notice_that_the_server_is_killed() {
+    git_and_a_build(On::Encrypted, &[], Some(KILLS));
 }
 
 #[test]
 fn git_make_and_tar_on_an_encrypted_volume_for_the_kernel_alone() {
-    git_and_a_build(On::Encrypted, &["--exclusive"]);
+    git_and_a_build(On::Encrypted, &["--exclusive"], None);
 }
 
 /// The kernel writes back data at any time, even after it has reported the time of the change.
@@ -298,10 +306,19 @@ fn as_postgres(folder: &Path, line: &str) -> String {
 
 #[test]
 fn postgresql_serves_pgbench() {
+    pgbench(None);
+}
+
+#[test]
+fn postgresql_does_not_notice_that_the_server_is_killed() {
+    pgbench(Some(KILLS));
+}
+
+fn pgbench(kills: Option<Duration>) {
     needs_root("becoming the user postgres");
     let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
     let s = Sandbox::new();
-    let disk = Disk::new(&s, On::Clear, "1G");
+    let disk = Disk::new(&s, On::Clear, "1G").killed_every(kills);
     let mounted = disk.mount(&[]);
     mounted.allow_every_client(&s);
     let start = "pg_ctl -D data -w -t 300 -l data/log start >/dev/null \

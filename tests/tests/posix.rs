@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Random, Sandbox, needs_root, program};
 
@@ -128,17 +129,29 @@ fn number(variable: &str, default: u64) -> u64 {
 
 #[test]
 fn fsx_finds_no_byte_that_differs() {
+    fsx_on(None);
+}
+
+#[test]
+fn fsx_finds_no_byte_that_differs_while_the_server_is_killed() {
+    fsx_on(Some(Duration::from_millis(500)));
+}
+
+fn fsx_on(kills: Option<Duration>) {
     // posix_fallocate(3) refuses a length of 0, so no operation has it.
     const CONFIG: &str = "flen = 1048576\n[opsize]\nmin = 1\nmax = 65536\n[weights]\nclose_open = 1\nread = 10\n\
          write = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\nfsync = 0.3\n\
          fdatasync = 0.3\nposix_fallocate = 3\npunch_hole = 3\nsendfile = 3\nposix_fadvise = 1\n\
          copy_file_range = 3\n";
     let s = Sandbox::new();
-    let disk = Disk::new(&s, On::Clear, "1G");
+    let disk = Disk::new(&s, On::Clear, "1G").killed_every(kills);
     let mounted = disk.mount(&[]);
     let config = s.path("fsx.toml");
     fs::write(&config, CONFIG).unwrap();
-    let (runs, ops) = (number("EVFS_FSX_RUNS", 2), number("EVFS_FSX_OPS", 20_000));
+    // Most time passes while no server runs.
+    let fewer = if kills.is_some() { 5 } else { 1 };
+    let ops = number("EVFS_FSX_OPS", 20_000 / fewer);
+    let runs = number("EVFS_FSX_RUNS", 2);
     let mut random = Random::from_environment();
     for run in 0..runs {
         let seed = random.below(1 << 31).to_string();
