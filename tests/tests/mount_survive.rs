@@ -373,6 +373,82 @@ fn programs_do_not_notice_that_other_builds_take_over_and_are_killed() {
     survives(On::Encrypted, &[], &[End::Restart, End::Kill, End::Restart]);
 }
 
+/// A group of processes with little memory (cgroups(7)).
+struct Group(PathBuf);
+
+impl Group {
+    fn new(bytes: u64) -> Group {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (root, limit) = if first.is_dir() {
+            (first, "memory.limit_in_bytes")
+        } else {
+            let root = Path::new("/sys/fs/cgroup");
+            fs::write(root.join("cgroup.subtree_control"), "+memory").unwrap();
+            (root, "memory.max")
+        };
+        let group = Group(root.join(format!("evfs-test-{}", std::process::id())));
+        fs::create_dir(&group.0).unwrap();
+        fs::write(group.0.join(limit), bytes.to_string()).unwrap();
+        group
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    /// Runs a program in it that takes all memory, until the kernel kills it.
+    fn exhaust(&self) {
+        let mut hog = Command::new("tail");
+        let hog = hog.arg("/dev/zero").stdin(std::process::Stdio::piped());
+        let mut hog = tests::Killed(hog.spawn().unwrap());
+        self.add(hog.0.id());
+        let ended = hog.0.wait().unwrap();
+        assert!(!ended.success(), "{ended}");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The kernel lets go of the last process some time after its end.
+        wait_until("the group is empty", || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn programs_do_not_notice_that_the_kernel_kills_the_server_for_lack_of_memory() {
+    needs_root("a group of processes with little memory");
+    let s = Sandbox::new();
+    let group = Group::new(200 << 20);
+    let mut disk = Disk::new(&s, On::Encrypted, "512M");
+    disk.set("EVFS_FILECACHE_MAX", "64M");
+    let mounted = disk.mount(&["--survive"]);
+    group.add(mounted.pid());
+    group.add(server_of(mounted.pid()).unwrap() as u32);
+    let is_over = AtomicBool::new(false);
+    let mut program = Program::new(
+        mounted.path("program"),
+        Random::from_environment().below(99),
+    );
+    std::thread::scope(|scope| {
+        let program = &mut program;
+        let work = scope.spawn(|| program.run_until(&is_over));
+        wait_until("the kernel has killed three servers", || {
+            if let Some(server) = server_of(mounted.pid()) {
+                // The kernel shall choose it first, and not the hog.
+                let _ = fs::write(format!("/proc/{server}/oom_score_adj"), "900");
+            }
+            group.exhaust();
+            mounted.said().matches("EVFS-0816").count() >= 3 || work.is_finished()
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        is_over.store(true, Relaxed);
+    });
+    program.verify(&program.dir);
+    program.open.clear();
+    mounted.unmount(&s);
+    disk.check();
+}
+
 #[test]
 fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
     needs_root("a mount");
