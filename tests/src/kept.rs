@@ -3,6 +3,8 @@
 use crate::{Random, signal, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,6 +17,20 @@ pub fn server_of(keeper: u32) -> Option<i32> {
     let children = std::fs::read_to_string(children).ok()?;
     // A thread of an earlier one may be left.
     children.split_whitespace().last()?.parse().ok()
+}
+
+/// Opens a memory file of a keeper.
+pub fn memory_of(keeper: u32, name: &str) -> File {
+    let all = std::fs::read_dir(format!("/proc/{keeper}/fd")).expect("a process of this user");
+    let wanted = format!("/memfd:{name} (deleted)");
+    let is_it = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to == Path::new(&wanted));
+    let path = all.flatten().map(|entry| entry.path()).find(is_it);
+    let path = path.unwrap_or_else(|| panic!("the keeper has no {name}"));
+    let mut open = File::options();
+    open.read(true)
+        .write(true)
+        .open(path)
+        .expect("root may open it")
 }
 
 /// Kills the server of a keeper some time after it was started, and waits until it has died.

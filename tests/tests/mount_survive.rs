@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tests::kept::{kill_the_server, server_of};
+use tests::kept::{kill_the_server, memory_of, server_of};
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Random, Sandbox, needs_root, wait_until};
 
@@ -679,7 +679,7 @@ fn a_damaged_log_ends_the_mount_with_what_was_synced() {
     }
     let server = server_of(mounted.pid()).unwrap();
     tests::signal(server, libc::SIGSTOP);
-    let log = memory_of(&mounted, "evfs-log");
+    let log = memory_of(mounted.pid(), "evfs-log");
     let mut words = vec![0; 1 << 20];
     log.read_exact_at(&mut words, 0).unwrap();
     // Behind its head; which entries are in use is not important.
@@ -693,19 +693,6 @@ fn a_damaged_log_ends_the_mount_with_what_was_synced() {
     let code = ends_after_one_attempt(mounted).code();
     assert!(matches!(code, Some(1..)), "{code:?}");
     disk.check_file("synced", &CONTENT);
-}
-
-/// Opens a memory file of the keeper.
-fn memory_of(mounted: &Mounted, name: &str) -> File {
-    let all = fs::read_dir(format!("/proc/{}/fd", mounted.pid())).unwrap();
-    let is_it = |path: &PathBuf| {
-        let to = fs::read_link(path).unwrap_or_default();
-        to.to_string_lossy().contains(name)
-    };
-    let path = all.flatten().map(|entry| entry.path()).find(is_it);
-    let path = path.expect("the keeper has it");
-    let mut open = OpenOptions::new();
-    open.read(true).write(true).open(path).unwrap()
 }
 
 #[test]
