@@ -18,7 +18,7 @@ use block_testing::{Mem, PowerCut, Tear};
 use common::client::Client;
 use common::model::{Id, Kind, Model};
 use common::pair::{Pair, describe};
-use common::{amount, assert_clean, format_with, open, seed};
+use common::{amount, assert_clean, format_with, seed};
 use fs::{Compression, DataChecksums, Fileset, Fs, Ino, Owner, OwnerLimits};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -81,10 +81,25 @@ fn set_limit(fs: &Fs, owner: Owner, bytes: u64) {
         .expect("a limit");
 }
 
+/// Memory of a mount that outlives its server. A power failure takes it away.
+fn survival(device: &Arc<dyn BlockDevice>) -> fs::Survival {
+    let uuid = fs::Superblock::on(&**device).expect("a file system").uuid;
+    fs::Survival {
+        log: Arc::new(survival::Log::create(1 << 16, uuid).expect("a log")),
+        requests: None,
+        adopt: false,
+    }
+}
+
 /// Runs random operations on a disk and records the history.
-fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
+fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize, survives: bool) -> History {
     let device: Arc<dyn BlockDevice> = disk.clone();
-    let mut pair = Pair::new(open(&device), seed);
+    let options = fs::Options {
+        survival: survives.then(|| survival(&device)),
+        ..common::options()
+    };
+    let fs = Fs::open(common::keyed(&device), options).expect("it opens");
+    let mut pair = Pair::new(fs, seed);
     pair.signed = true;
     set_limit(&pair.fs, KEPT, u64::MAX);
     // Files with a flag are compressed in all histories.
@@ -278,12 +293,13 @@ fn check_snapshots(fs: &Fs, history: &History, synced: Option<&Synced>, context:
     }
 }
 
-fn run(seed: u64, steps: usize, cuts: usize, checksums: DataChecksums) {
+fn run(seed: u64, cuts: usize, checksums: DataChecksums, survives: bool) {
+    let steps = 1500;
     let mem = Arc::new(Mem::new(24 << 20, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
     format_with(&device, checksums);
     let disk = Arc::new(PowerCut::new(&mem));
-    let history = record(&disk, seed, steps);
+    let history = record(&disk, seed, steps, survives);
     assert!(history.synced.len() > 10 && disk.events() > steps / 4);
     for crash in disk.images(seed, cuts) {
         let context = format!("EVFS_SEED={seed}, {crash}");
@@ -301,12 +317,17 @@ fn cuts_leave_what_was_synced_and_nothing_else() {
     const CUTS: usize = 200;
     let parts = amount("EVFS_CUTS", CUTS).div_ceil(CUTS);
     for seed in (seed(1)..).take(parts) {
-        run(seed, 1500, CUTS, DataChecksums::Yes);
+        run(seed, CUTS, DataChecksums::Yes, false);
     }
 }
 
 #[test]
 fn cuts_with_keyed_checksums_leave_what_was_synced_and_nothing_else() {
     let cuts = amount("EVFS_CUTS", 100).min(200);
-    run(seed(2), 1500, cuts, DataChecksums::Keyed);
+    run(seed(2), cuts, DataChecksums::Keyed, false);
+}
+
+#[test]
+fn cuts_of_a_mount_that_outlives_its_server_lose_no_more() {
+    run(seed(3), amount("EVFS_CUTS", 100), DataChecksums::Yes, true);
 }
