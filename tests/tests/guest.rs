@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
+use tests::kept::Killer;
 use tests::{Ran, Random, Sandbox, installed, peer};
 
 /// Size of the volume, in bytes; the guest creates a file system on half of it.
@@ -31,8 +33,9 @@ fn allocated(file: &Path) -> u64 {
     fs::metadata(file).unwrap().blocks() * 512
 }
 
-/// Attaches `a.img` over NBD and returns the URI and its port and name.
-fn attach(s: &Sandbox) -> (String, String, String) {
+/// Attaches `a.img` over NBD and returns the URI, its port and name, and the process that keeps the
+/// server.
+fn attach(s: &Sandbox) -> (String, String, String, u32) {
     let status = s.attach(&[
         "a.img",
         "--nbd",
@@ -40,18 +43,22 @@ fn attach(s: &Sandbox) -> (String, String, String) {
         "--threads",
         "2",
         "--allow-discards",
+        "--survive",
     ]);
+    let server = fs::read_to_string(format!("/proc/{}/status", status["pid"])).unwrap();
+    let keeper = server.lines().find_map(|line| line.strip_prefix("PPid:"));
+    let keeper = keeper.expect("a parent").trim().parse().unwrap();
     let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
     let (port, name) = uri
         .strip_prefix("nbd://127.0.0.1:")
         .and_then(|rest| rest.split_once('/'))
         .unwrap_or_else(|| panic!("{uri}"));
     let (port, name) = (port.to_owned(), name.to_owned());
-    (uri, port, name)
+    (uri, port, name, keeper)
 }
 
 #[test]
-fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
+fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume_whose_server_is_killed() {
     let s = Sandbox::new();
     let mut random = Random::from_environment();
     let text = |file: &Path| file.to_str().unwrap().to_owned();
@@ -73,10 +80,12 @@ fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
     fs::write(s.path("before"), &before).unwrap();
     fs::write(s.path("second_half"), second_half).unwrap();
 
-    let (uri, port, name) = attach(&s);
+    let (uri, port, name, keeper) = attach(&s);
     peer("nbdcopy", &["--flush", &text(&s.path("before")), &uri]);
     let full = allocated(&image);
     fs::write(share.join("address"), format!("{port} {name}\n")).unwrap();
+    // The kernel does not notice that the server is killed.
+    let killer = Killer::start(keeper, Duration::from_secs(1));
     let printed = guest(
         &[
             "--modules",
@@ -91,6 +100,7 @@ fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
             &installed("e2fsck"),
         ],
     );
+    eprintln!("{} kills", killer.stop());
     s.detach("a");
     let said: HashMap<&str, &str> = printed
         .lines()
@@ -110,7 +120,7 @@ fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
     assert!(kept + (4 << 20) < full, "trimmed: {full} to {kept}");
 
     // Attached again, read from the disk.
-    let (uri, _, _) = attach(&s);
+    let (uri, ..) = attach(&s);
     let after = s.path("after");
     fs::write(&after, []).unwrap();
     peer("nbdcopy", &[&uri, &text(&after)]);

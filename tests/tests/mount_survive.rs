@@ -537,6 +537,38 @@ fn without_its_keeper_a_server_stops_in_order() {
     disk.check_file("file", &CONTENT);
 }
 
+/// As when the machine loses its power: what was synced is there.
+#[test]
+fn when_both_are_killed_the_disk_has_what_was_synced() {
+    needs_root("a kill of the keeper of a mount");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&["--survive"]);
+    fs::write(mounted.path("synced"), CONTENT).unwrap();
+    File::open(mounted.path("synced"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    fs::write(mounted.path("not"), CONTENT).unwrap();
+    let server = server_of(mounted.pid()).unwrap();
+    // So that it does not see the end of the keeper.
+    tests::signal(server, libc::SIGSTOP);
+    tests::signal(mounted.pid() as i32, libc::SIGKILL);
+    tests::signal(server, libc::SIGKILL);
+    wait_until("it is gone", || {
+        !Path::new(&format!("/proc/{server}")).exists()
+    });
+    drop(mounted);
+    disk.check();
+    let mounted = disk.mount(&[]);
+    same(
+        &fs::read(mounted.path("synced")).unwrap(),
+        &CONTENT,
+        "synced",
+    );
+    mounted.unmount(&s);
+}
+
 /// A signal to the keeper ends both, as one to the server of any mount.
 #[test]
 fn a_signal_to_the_keeper_ends_the_mount_in_order() {

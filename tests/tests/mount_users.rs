@@ -381,8 +381,20 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     run(&["attach", "a.img", "--background"]).ok();
     must_have(Privileges::Dropped, home.path());
     run(&["detach", "a"]).ok();
-    run(&["mount", "a.img", "mnt", "--background"]).ok();
-    shell("diff -r /usr/include/linux mnt/linux").ok();
+    // The mount of an ordinary user outlives its server as well, and another program takes over.
+    run(&["mount", "a.img", "mnt", "--survive", "--background"]).ok();
+    shell(
+        r#"exec 5> mnt/open
+         export EVFS_RUN_DIR=$PWD/run
+         server() { ./evfs --json status | sed -n 's/^ *"pid": \([0-9]*\),$/\1/p'; }
+         for how in kill restart kill; do
+             echo $how >&5
+             if [ $how = kill ]; then kill -9 $(server); else ./evfs restart; fi
+         done
+         diff -r /usr/include/linux mnt/linux
+         test $(tr '\n' ' ' < mnt/open | wc -w) = 3"#,
+    )
+    .ok();
     run(&["unmount", "mnt"]).ok();
 
     // With only FUSE 2's fusermount installed, mount and unmount work.
