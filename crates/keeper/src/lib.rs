@@ -30,6 +30,10 @@ use std::time::{Duration, Instant};
 /// Starts in a row that may fail before the keeper gives up.
 const STARTS_MAX: u32 = 8;
 
+/// Time without a server before the keeper gives up because of starts that a signal has ended: what
+/// has sent it, such as the kernel for lack of memory, may end.
+const KILLED_FOR: Duration = Duration::from_secs(30);
+
 /// Pause after the first of several starts in a row that failed; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -77,6 +81,7 @@ pub fn keep(mut forked: impl FnMut()) -> io::Result<Side> {
     let mut programs = Programs::new();
     let (mut kept, mut generation, mut failures) = (Kept::default(), 0, 0);
     let (mut delayed, mut lingering) = (Vec::new(), Vec::new());
+    let mut last_served = Instant::now();
     loop {
         let (ours, theirs) = Link::pair()?;
         let Some(child) = fork()? else {
@@ -110,7 +115,7 @@ pub fn keep(mut forked: impl FnMut()) -> io::Result<Side> {
         }
         if !kept.is_empty() && programs.change_after(&ended) {
             generation += 1;
-            failures = 0;
+            (failures, last_served) = (0, Instant::now());
             continue;
         }
         let signal = match ended.how {
@@ -130,11 +135,16 @@ pub fn keep(mut forked: impl FnMut()) -> io::Result<Side> {
             return Ok(Side::Keeper(signal.map_or(1, by_signal)));
         }
         generation += 1;
-        failures = if ended.served { 0 } else { failures + 1 };
-        if failures == STARTS_MAX {
+        if ended.served {
+            (failures, last_served) = (0, Instant::now());
+        } else {
+            failures += 1;
+        }
+        let is_long = signal.is_none() || last_served.elapsed() >= KILLED_FOR;
+        if failures >= STARTS_MAX && is_long {
             tracing::error!(
                 name: "EVFS-0818",
-                "the server ended {STARTS_MAX} times while it started; given up: what was not synced \
+                "the server ended {failures} times while it started; given up: what was not synced \
                  is lost"
             );
             return Ok(Side::Keeper(1));
@@ -147,7 +157,7 @@ pub fn keep(mut forked: impl FnMut()) -> io::Result<Side> {
             );
         }
         if failures > 0 {
-            std::thread::sleep((PAUSE * (1 << (failures - 1))).min(PAUSE_MAX));
+            std::thread::sleep((PAUSE * (1 << (failures - 1).min(8))).min(PAUSE_MAX));
         }
     }
 }
