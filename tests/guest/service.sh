@@ -118,6 +118,8 @@ outlive() {
   say "watched $(property ActiveState evfs@store.service) $(property NRestarts evfs@store.service)"
   append() { seq $((lines + 1)) $((lines + $1)) >> /store/lines && lines=$((lines + $1)); }
   append 100
+  # systemd does not wait for the server, which stops in order.
+  sync /store/lines
   systemctl kill --kill-whom=main --signal=KILL evfs@store.service
   until_true is_right && say "without_keeper $(property NRestarts evfs@store.service)"
   append 100
