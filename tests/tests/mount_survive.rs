@@ -457,7 +457,9 @@ fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
     let disk = Disk::new(&s, On::Encrypted, "64M");
     let mounted = disk.mount(&["--survive"]);
     let mut open = File::create(mounted.path("file")).unwrap();
-    for (number, program) in ["#!/bin/false\n", "no program"].iter().enumerate() {
+    let fails = fs::read("/bin/false").unwrap();
+    let programs = [&b"#!/bin/false\n"[..], b"no program", &fails];
+    for (number, program) in programs.into_iter().enumerate() {
         open.write_all(b"some bytes").unwrap();
         // The command itself needs a program.
         let (kept, bad) = (s.path("kept"), s.path("bad"));
@@ -486,7 +488,7 @@ fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
     assert_eq!(status["volumes"][0]["survival"]["restart_refused"], false);
     open.write_all(b" and more").unwrap();
     drop(open);
-    let expected = b"some bytessome bytes and more";
+    let expected = b"some bytessome bytessome bytes and more";
     same(&fs::read(mounted.path("file")).unwrap(), expected, "file");
     mounted.unmount(&s);
     disk.check();
