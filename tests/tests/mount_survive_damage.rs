@@ -3,7 +3,7 @@
 //!
 //! | variable | effect |
 //! |---|---|
-//! | `EVFS_FLIPS=1000` | number of damaged tables (default: 10) |
+//! | `EVFS_FLIPS=1000` | number of damaged tables (default: 5) |
 //! | `EVFS_SEED=N` | repeats the same damage, as far as timing permits |
 
 use std::collections::BTreeMap;
@@ -94,7 +94,7 @@ fn check_rest(found: &Files, synced: &Files, all: &Files) {
 #[test]
 fn damaged_tables_never_lead_to_a_wrong_byte() {
     needs_root("the memory of another process");
-    let count = std::env::var("EVFS_FLIPS").map_or(10, |n| n.parse().expect("a number"));
+    let count = std::env::var("EVFS_FLIPS").map_or(5, |n| n.parse().expect("a number"));
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "256M");
     let mut random = Random::from_environment();
