@@ -78,6 +78,8 @@ const SLOT_WORDS: usize = 8;
 const PLACE_WORDS: usize = PLACE_HEADER_WORDS + SLOTS * SLOT_WORDS;
 /// Words of an entry in the table of buffers.
 const OWNER_WORDS: usize = 2;
+/// Most workers: more than any machine has CPUs.
+const WORKERS_MAX: usize = 1 << 14;
 /// Most places: their numbers have ten bits.
 const PLACES_MAX: usize = 1 << 10;
 
@@ -120,19 +122,18 @@ fn damaged() -> io::Error {
 }
 
 impl Kept {
-    /// Creates the table, or takes over that of a predecessor. If that is damaged, all connections
-    /// are closed.
+    /// Creates the table, or takes over that of a predecessor, with its numbers of places and workers.
+    /// If that is damaged, all connections are closed.
     ///
     /// # Errors
     /// The system has no memory.
     pub(crate) fn new(keep: Arc<dyn Keep>, places: usize, workers: usize) -> io::Result<Arc<Kept>> {
         let places = places.min(PLACES_MAX);
-        let table_words = HEADER_WORDS + places * PLACE_WORDS;
-        let input_words = 2 * places * AREA_BYTES / survival::memory::WORD_BYTES;
+        let input_words = |places| 2 * places * AREA_BYTES / survival::memory::WORD_BYTES;
         let create = || -> io::Result<(Memory, Memory)> {
-            let words = Memory::create("evfs-nbd", table_words)?;
-            let input = Memory::create("evfs-nbd-input", input_words)?;
-            words.words()[1].store(workers as u64, Relaxed);
+            let words = Memory::create("evfs-nbd", HEADER_WORDS + places * PLACE_WORDS)?;
+            let input = Memory::create("evfs-nbd-input", input_words(places))?;
+            words.words()[1].store(seal(workers as u64, 1), Relaxed);
             words.words()[0].store(MAGIC, Release);
             Ok((words, input))
         };
@@ -140,9 +141,14 @@ impl Kept {
             let left = keep.take("nbd-table");
             let [words, input] = <[OwnedFd; 2]>::try_from(left).map_err(|_| damaged())?;
             let (words, input) = (Memory::adopt(words)?, Memory::adopt(input)?);
-            let found = [0, 1].map(|at: usize| words.words()[at].load(Acquire));
-            let fits = words.words().len() == table_words && input.words().len() == input_words;
-            if !fits || found != [MAGIC, workers as u64] {
+            let len = words.words().len();
+            let places = len.saturating_sub(HEADER_WORDS) / PLACE_WORDS;
+            let fits = len == HEADER_WORDS + places * PLACE_WORDS
+                && (1..=PLACES_MAX).contains(&places)
+                && input.words().len() == input_words(places);
+            let workers = if fits { workers_of(&words) } else { 0 };
+            let is_known = (1..=WORKERS_MAX).contains(&workers);
+            if !is_known || words.words()[0].load(Acquire) != MAGIC {
                 return Err(damaged());
             }
             Ok((words, input))
@@ -155,7 +161,7 @@ impl Kept {
                     name: "EVFS-0508",
                     "no NBD connection of the previous server can be continued: {why}"
                 );
-                for place in 0..places as u32 {
+                for place in 0..PLACES_MAX as u32 {
                     if !keep.take(&name_of(place)).is_empty() {
                         keep.close(&name_of(place))?;
                     }
@@ -164,6 +170,8 @@ impl Kept {
             }
         };
         keep.keep("nbd-table", &[words.file(), input.file()])?;
+        let places = (words.words().len() - HEADER_WORDS) / PLACE_WORDS;
+        let workers = workers_of(&words);
         let mut areas = Area::divide(input, AREA_BYTES).into_iter();
         let kept = Kept {
             keep,
@@ -194,6 +202,11 @@ impl Kept {
         }
         lock(&kept.free).reverse();
         Ok(Arc::new(kept))
+    }
+
+    /// Returns the number of workers, each of which has connections of its own.
+    pub(crate) fn workers(&self) -> usize {
+        self.owners.len()
     }
 
     /// Reports whether this process continues another one.
@@ -383,6 +396,12 @@ impl Kept {
         let state = self.load(place, place::STATE)?;
         Some(place::worker(state))
     }
+}
+
+/// Returns the number of workers that a table is of; 0 if it is damaged.
+fn workers_of(table: &Memory) -> usize {
+    let workers = unseal(table.words()[1].load(Acquire), 1);
+    workers.and_then(|n| n.try_into().ok()).unwrap_or(0)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -135,8 +135,11 @@ impl Server {
             let kept = kept::Kept::new(Arc::clone(keep), places, threads);
             kept.map_err(|e| Error::io("cannot leave connections to a successor", e))
         });
+        let kept = kept.transpose()?;
+        // A connection stays with its worker.
+        let threads = kept.as_ref().map_or(threads, |kept| kept.workers());
         let limits = config.limits.clone();
-        let hub = Arc::new(Hub::new(exports, tls, door, limits, kept.transpose()?));
+        let hub = Arc::new(Hub::new(exports, tls, door, limits, kept));
         let mut server = Server {
             addresses: Vec::new(),
             tls: config.tls.is_some(),
@@ -469,6 +472,17 @@ mod tests {
     use crate::kept::in_memory::InMemory;
     use block_testing::Mem;
     use std::io::Read;
+
+    #[test]
+    fn connections_stay_with_as_many_workers_as_before() {
+        let keep = Arc::new(InMemory::default());
+        let new = |workers| kept::Kept::new(Arc::clone(&keep) as _, 3, workers).unwrap();
+        assert_eq!(new(2).workers(), 2);
+        keep.succeed();
+        assert_eq!(new(5).workers(), 2);
+        drop(keep.lose("nbd-table"));
+        assert_eq!(new(5).workers(), 5);
+    }
 
     #[test]
     fn a_successor_that_cannot_start_leaves_everything_for_the_next_one() {
