@@ -23,11 +23,12 @@ use crate::config::Config;
 use crate::error::{CallResult, ErrnoForm, Fault};
 use crate::outbox::Outbox;
 use crate::resets::Resets;
+use crate::survival::{Clients, Gate, Holder, KeptClient, machine_seconds};
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -73,6 +74,14 @@ pub(crate) struct Hosts {
     /// Time, in seconds since the server's start, until which an unknown client may trust promises:
     /// of an earlier run, or from before it was forgotten.
     unknown_trust: AtomicU32,
+    /// Table of the clients for another server; `None` if there will be none.
+    clients: Option<Arc<Clients>>,
+    /// The server's start, in seconds of the machine's clock.
+    machine_started: u64,
+    /// Closed until those that trust promises of a killed server know that these have ended.
+    told: Gate,
+    /// Closed until the server stops.
+    stopping: Gate,
 }
 
 /// Client.
@@ -87,6 +96,8 @@ pub(crate) struct Host {
     /// Time, in seconds since the server's start, until which it may trust promises, including
     /// ended ones.
     trusts: AtomicU32,
+    /// Its entry in the table for another server, from its first promise on.
+    kept: Mutex<Option<KeptClient>>,
     /// Number of its promises, including expired ones not removed yet.
     pub(crate) promises: AtomicUsize,
     /// Pending notifications.
@@ -121,6 +132,8 @@ pub enum ClientState {
 
 struct State {
     stage: Stage,
+    /// Local address that it calls.
+    local: Option<IpAddr>,
     uuid: Option<Uuid>,
     errno_form: ErrnoForm,
     connection: Option<Connection>,
@@ -155,7 +168,101 @@ impl Hosts {
             resets: Resets::default(),
             started: Instant::now(),
             unknown_trust: AtomicU32::new(with_slack(config.promise_seconds)),
+            clients: None,
+            machine_started: machine_seconds(),
+            told: Gate::default(),
+            stopping: Gate::default(),
         }
+    }
+
+    /// Notes clients in a table for another server. Those that trust promises of a killed one are
+    /// `holders`; changes wait until [`Hosts::tell`].
+    pub(crate) fn surviving(mut self, clients: Arc<Clients>, holders: Option<Vec<Holder>>) -> Hosts {
+        self.stopping.set_closed(true);
+        match holders {
+            None => clients.set_strangers(self.machine_time(self.unknown_trust.load(Relaxed))),
+            Some(holders) => {
+                let strangers = self.own_time(clients.strangers());
+                self.unknown_trust.store(strangers, Relaxed);
+                self.told.set_closed(true);
+                let mut by_address = self.by_address();
+                for holder in holders {
+                    let host = Host::new(holder.address, self.own_time(holder.until));
+                    host.lock().local = holder.local;
+                    *host.kept() = Some(holder.kept);
+                    by_address.insert(holder.address, Arc::new(host));
+                }
+            }
+        }
+        self.clients = Some(clients);
+        self
+    }
+
+    /// Converts seconds since the server's start to those of the machine's clock.
+    fn machine_time(&self, seconds: u32) -> u64 {
+        self.machine_started + u64::from(seconds)
+    }
+
+    fn own_time(&self, machine: u64) -> u32 {
+        let since = machine.saturating_sub(self.machine_started);
+        u32::try_from(since).unwrap_or(u32::MAX)
+    }
+
+    /// Tells the clients that trust promises of a killed server that these have ended, and lets
+    /// changes be answered. Tells them once more after `again`: a reply of the killed server with a
+    /// promise may have been processed after the first time. `connect` makes a connection from a local
+    /// address.
+    pub(crate) fn tell(
+        &self,
+        again: Duration,
+        connect: impl Fn(SocketAddr, Option<IpAddr>, Timeouts) -> Connection,
+    ) {
+        if self.clients.is_none() {
+            return;
+        }
+        let all: Vec<_> = self.by_address().values().cloned().collect();
+        let holders = all.into_iter().filter(|host| self.must_reset(host));
+        let holders: Vec<_> = holders
+            .map(|host| {
+                let local = host.lock().local;
+                let connection = connect(host.address, local, timeouts(self.answer_time));
+                (host, connection)
+            })
+            .collect();
+        let calls: Vec<_> = holders
+            .iter()
+            .map(|(_, connection)| self.begin_end(connection))
+            .collect();
+        for ((host, connection), call) in holders.iter().zip(calls) {
+            let told = call.and_then(end_of_call);
+            if !self.was_reset(host, &told) && self.must_reset(host) {
+                self.resets.add(Arc::clone(host), connection.clone());
+            }
+        }
+        self.told.set_closed(false);
+        self.stopping.pass_within(again);
+        let calls: Vec<_> = holders
+            .iter()
+            .map(|(_, connection)| self.begin_end(connection))
+            .collect();
+        for call in calls {
+            // Those that did not answer the first time are told until they do.
+            let _ = call.and_then(end_of_call);
+        }
+    }
+
+    /// Waits until the clients that trust promises of a killed server know that these have ended.
+    pub(crate) fn pass_told(&self) {
+        self.told.pass();
+    }
+
+    /// Begins to tell a client that all its promises have ended.
+    fn begin_end(&self, connection: &Connection) -> Result<Call, rx::Error> {
+        let server = self.identity;
+        let mut call = connection.call_within(Duration::ZERO)?;
+        call.write(to_bytes(&cb::Request::InitCallBackState3 { server }))?;
+        call.finish()?;
+        Ok(call)
     }
 
     fn by_address(&self) -> MutexGuard<'_, HashMap<SocketAddr, Arc<Host>>> {
@@ -198,6 +305,9 @@ impl Hosts {
             .seconds()
             .saturating_add(with_slack(self.promise_seconds));
         self.unknown_trust.fetch_max(until, Relaxed);
+        if let Some(clients) = &self.clients {
+            clients.set_strangers(self.machine_time(until));
+        }
     }
 
     /// Returns the time that a client may take to answer.
@@ -284,11 +394,18 @@ impl Hosts {
         match said {
             IdentityReply::Who(who) => {
                 let connection = call.connect_back(cb::SERVICE, timeouts(self.answer_time));
+                if let Some(clients) = &self.clients {
+                    host.lock().local = call.local();
+                    let mut kept = host.kept();
+                    if kept.is_none() {
+                        *kept = clients.enter(host.address, call.local());
+                    }
+                }
                 host.answered(who, connection, self.admission.distrusted_until(address));
             }
             IdentityReply::NoCallbacks => {
                 // Such a client never got a promise.
-                host.trusts.store(0, Relaxed);
+                host.trusts_nothing();
                 host.stage(Stage::Silent(Instant::now() + SILENCE));
             }
             IdentityReply::Nothing => {
@@ -384,6 +501,7 @@ impl Hosts {
 
     /// Ends [`Hosts::run_resets`].
     pub(crate) fn close_resets(&self) {
+        self.stopping.set_closed(false);
         self.resets.close();
     }
 
@@ -396,10 +514,15 @@ impl Hosts {
     /// Tells a client that all its promises have ended; reports whether it knows.
     fn reset(&self, host: &Host, connection: &Connection) -> bool {
         let told = self.end_promises(connection);
-        let knows = told.is_ok() || is_unknown(&told);
+        self.was_reset(host, &told)
+    }
+
+    /// Takes the answer of a client to the end of its promises; reports whether it knows.
+    fn was_reset(&self, host: &Host, told: &Result<cb::Reply, rx::Error>) -> bool {
+        let knows = told.is_ok() || is_unknown(told);
         let mut state = host.lock();
         if knows && !matches!(state.stage, Stage::Known) {
-            host.trusts.store(0, Relaxed);
+            host.trusts_nothing();
         }
         if knows && matches!(state.stage, Stage::Silent(_)) {
             // It answers, so its next call may query its identity.
@@ -453,6 +576,7 @@ impl Host {
             address,
             state: Mutex::new(State {
                 stage: Stage::New,
+                local: None,
                 uuid: None,
                 errno_form: ErrnoForm::Linux,
                 connection: None,
@@ -465,8 +589,21 @@ impl Host {
             heard: AtomicU32::new(0),
             era: AtomicU32::new(0),
             trusts: AtomicU32::new(trusts),
+            kept: Mutex::default(),
             promises: AtomicUsize::new(0),
             outbox: Outbox::default(),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<KeptClient>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the client trusts no promise.
+    fn trusts_nothing(&self) {
+        self.trusts.store(0, Relaxed);
+        if let Some(kept) = &*self.kept() {
+            kept.distrust();
         }
     }
 
@@ -493,7 +630,7 @@ impl Host {
         state.unanswered = 0;
         state.distrusted = state.distrusted.max(distrusted);
         state.stage = Stage::Known;
-        self.trusts.store(0, Relaxed);
+        self.trusts_nothing();
         drop(state);
         self.changed.notify_all();
     }
@@ -514,12 +651,16 @@ impl Host {
     }
 
     /// Returns the era for a new promise, which the client will trust until `until` in seconds
-    /// since the server's start; `None` if the client gets no promises.
-    pub(crate) fn era(&self, until: u32) -> Option<u32> {
+    /// since the server's start, and until `machine` in those of the machine's clock, if there may be
+    /// another server; `None` if the client gets no promises.
+    pub(crate) fn era(&self, until: u32, machine: Option<u64>) -> Option<u32> {
         let state = self.lock();
         let known = matches!(state.stage, Stage::Known);
         if !known || state.distrusted.is_some_and(|until| Instant::now() < until) {
             return None;
+        }
+        if let Some(machine) = machine {
+            self.kept().as_ref()?.trust(machine);
         }
         self.trusts.fetch_max(until, Relaxed);
         Some(self.era.load(Relaxed))
@@ -614,6 +755,15 @@ fn timeouts(time: Duration) -> Timeouts {
     }
 }
 
+/// Receives the answer of a client to the end of its promises.
+fn end_of_call(mut call: Call) -> Result<cb::Reply, rx::Error> {
+    let opcode = cb::Request::InitCallBackState3 {
+        server: Uuid::default(),
+    };
+    let bytes = call.read_to_end(gather::REPLY_BYTES_MAX)?;
+    cb::read_reply(opcode.opcode(), &mut Reader::new(&bytes)).map_err(|_| rx::Error::Short)
+}
+
 /// Makes one call to a client.
 fn call_client(connection: &Connection, request: &cb::Request) -> Result<cb::Reply, rx::Error> {
     let bytes = connection.request(to_bytes(request), gather::REPLY_BYTES_MAX)?;
@@ -667,14 +817,14 @@ mod tests {
             let until = host.lock().distrusted;
             until.map(|until| until.saturating_duration_since(Instant::now()))
         };
-        assert!(host.era(1).is_some());
+        assert!(host.era(1, None).is_some());
         host.record_late();
         assert_eq!(distrusted(), None);
         for times in [1, 2, 4] {
             host.record_late();
             let left = distrusted().expect("distrusted");
             assert!(left > DISTRUST * times / 2 && left <= DISTRUST * times);
-            assert_eq!(host.era(1), None);
+            assert_eq!(host.era(1, None), None);
         }
         (0..50).for_each(|_| host.record_late());
         assert!(distrusted().expect("distrusted") <= DISTRUST_MAX);

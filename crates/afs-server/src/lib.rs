@@ -42,6 +42,7 @@ mod shared;
 mod stats;
 mod status;
 mod stores;
+mod survival;
 mod vl;
 mod volume;
 
@@ -52,4 +53,5 @@ pub use fid::ino_of;
 pub use hosts::{Client, ClientState};
 pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError, THREAD_NAME};
 pub use stats::{Called, Counts};
+pub use survival::{Adopt, Survival};
 pub use volume::{Kind, Volume, VolumeId, Volumes};

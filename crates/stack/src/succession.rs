@@ -15,6 +15,8 @@
 //!   loop         a name of the loop device
 //!   flush        whether a flush of a volume has failed
 //!   nbd-...      what the NBD server leaves: see the crate export-nbd
+//!   rx-...       the sockets and the calls of a port of a cell: see the crate rx
+//!   afs-clients  the clients of a cell: see the crate afs-server
 //! ```
 //!
 //! The keeper holds the descriptors. **Invariant:** everything that a successor needs is held before
@@ -233,15 +235,52 @@ impl Succession {
         let Some(tables) = self.tables.get() else {
             return Ok(());
         };
+        self.hold_tables(tables)?;
+        let record = record(mount).map_err(lost)?;
+        self.keep("mount", &[mount.session.device, record.as_fd()])?;
+        self.keep_more(&clones(self.generation), &mount.session.clones)?;
+        Ok(())
+    }
+
+    /// Leaves the tables of the file system, unless a predecessor has.
+    fn hold_tables(&self, tables: &Tables) -> Result<()> {
         if !self.is_successor() {
             self.keep("log", &[tables.log.file()])?;
             self.keep("requests", &[tables.requests.file()])?;
             self.keep("open-files", &[tables.open_files.file()])?;
         }
-        let record = record(mount).map_err(lost)?;
-        self.keep("mount", &[mount.session.device, record.as_fd()])?;
-        self.keep_more(&clones(self.generation), &mount.session.clones)?;
         Ok(())
+    }
+
+    /// Returns what a cell on the file system `fs` leaves to a successor.
+    ///
+    /// # Errors
+    /// The file system was opened without the tables; the keeper has died.
+    pub(crate) fn of_cell(
+        self: &Arc<Self>,
+        fs: &Arc<Fs>,
+        cache: &Arc<Cache>,
+    ) -> Result<afs_server::Survival> {
+        let none = || Error::Failed(String::from("the file system has no tables for a successor"));
+        let tables = self.tables.get().ok_or_else(none)?;
+        self.hold_tables(tables)?;
+        let (this, fs, cache) = (Arc::clone(self), Arc::clone(fs), Arc::clone(cache));
+        let adopt = move |volumes: &afs_server::Volumes| {
+            let all = volumes.all();
+            let one = |before: &Predecessor, files: &Files| files.adopt(before).map(|a| a.pages);
+            this.adopt_pages_by(&cache, |before| {
+                let pages = all.iter().map(|volume| one(before, &volume.files));
+                pages.sum::<fs::Result<u64>>().map_err(damaged)
+            })
+            .and_then(|()| fs.end_adoption().map_err(damaged))
+            .map_err(io::Error::other)
+        };
+        Ok(afs_server::Survival {
+            keep: Arc::clone(self) as Arc<dyn rx::Keep>,
+            requests: Arc::clone(&tables.requests),
+            done: tables.requests.done(),
+            adopt: Box::new(adopt),
+        })
     }
 
     /// Takes over the dirty pages of the predecessor, and leaves those of this process: from now on a
@@ -458,6 +497,16 @@ impl Keep for Succession {
 
     fn is_successor(&self) -> bool {
         Succession::is_successor(self)
+    }
+}
+
+impl rx::Keep for Succession {
+    fn take(&self, name: &str) -> Vec<OwnedFd> {
+        Succession::take(self, name)
+    }
+
+    fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.link.replace(name, descriptors)
     }
 }
 
