@@ -18,7 +18,7 @@
 
 use crate::inbox::Endpoint;
 use rx_proto::{
-    CHANNELS, CallId, CallNumber, Cid, ConnectionId, Epoch, Incoming, KeptCall, KeptConnection,
+    CHANNELS, CallId, CallPlace, CallNumber, Cid, ConnectionId, Epoch, Incoming, KeptCall, KeptConnection,
     Route, Seq, Timestamp,
 };
 use std::collections::HashMap;
@@ -67,18 +67,18 @@ mod word {
     pub(super) const SELECTOR: usize = 4;
     /// Two positions up to which the request is kept: a packet, and an offset in bytes.
     pub(super) const KEPT: usize = 5;
-    /// Last packet received.
+    /// Last packet received, and whether it ends the request.
     pub(super) const HIGHEST: usize = 9;
     /// The flags.
     pub(super) const FLAGS: usize = 10;
 }
 
-/// All of the request is in the first packet.
-const WHOLE: u64 = 1;
+/// In the word of the last packet: it ends the request.
+const ENDS: u64 = 1 << 32;
 /// The call was carried out.
-const DONE: u64 = 2;
+const DONE: u64 = 1;
 /// The client may have a part of the reply.
-const REPLYING: u64 = 4;
+const REPLYING: u64 = 2;
 
 /// Code that tells clients of AFS to call again (`VBUSY`).
 const AGAIN: i32 = 110;
@@ -103,7 +103,7 @@ pub(crate) struct Continued {
     pub(crate) call: CallId,
     pub(crate) user_status: u8,
     pub(crate) head: Vec<u8>,
-    pub(crate) whole: bool,
+    pub(crate) is_whole: bool,
     pub(crate) entry: Entry,
 }
 
@@ -210,16 +210,15 @@ impl Ledger {
         }
     }
 
-    /// Enters a new call whose first packet is `head`, all of the request if `whole`.
+    /// Enters a new call whose first packet is `head`.
     pub(crate) fn begin(
         &mut self,
         endpoint: &mut Endpoint,
         now: Timestamp,
         incoming: &Incoming,
         head: &[u8],
-        whole: bool,
     ) -> Option<Entry> {
-        let entry = self.enter(endpoint, incoming, head, whole);
+        let entry = self.enter(endpoint, incoming, head);
         let next = entry.as_ref().map(|_| Seq(2));
         endpoint.keep(now, incoming.call, next);
         entry
@@ -230,7 +229,6 @@ impl Ledger {
         endpoint: &Endpoint,
         incoming: &Incoming,
         head: &[u8],
-        whole: bool,
     ) -> Option<Entry> {
         let index = self.enter_connection(endpoint, incoming.connection)?;
         let place = endpoint.place_of(incoming.call)?;
@@ -256,13 +254,12 @@ impl Ledger {
         for (word, value) in words[CALL_HEADER_WORDS..].iter().zip(&packed) {
             word.store(*value, Relaxed);
         }
-        let flags = if whole { WHOLE } else { 0 };
         let fixed = [entry.id, owner, number_and_length];
         words[word::OWNER].store(owner, Relaxed);
         words[word::NUMBER].store(number_and_length, Relaxed);
         words[word::CHECKSUM].store(sum(&fixed, &packed), Relaxed);
-        words[word::HIGHEST].store(place.highest.0.into(), Relaxed);
-        words[word::FLAGS].store(flags, Relaxed);
+        words[word::HIGHEST].store(highest_of(&place), Relaxed);
+        words[word::FLAGS].store(0, Relaxed);
         entry.keep(Seq(2), head.len() as u64);
         words[word::ID].store(entry.id, Release);
         channel.store(number, Release);
@@ -296,7 +293,7 @@ impl Ledger {
         let (Some((slot, ..)), Some(place)) = (self.calls.get(&call), endpoint.place_of(call)) else {
             return;
         };
-        self.table.call(*slot)[word::HIGHEST].store(place.highest.0.into(), Release);
+        self.table.call(*slot)[word::HIGHEST].store(highest_of(&place), Release);
     }
 
     /// Removes a call that is over.
@@ -386,13 +383,12 @@ impl Ledger {
             endpoint.refuse_call(connection, call.channel, AGAIN);
             return None;
         }
-        let whole = call.flags & WHOLE != 0;
         let kept = KeptCall {
             channel: call.channel,
             user_status: call.user_status,
             next: call.kept.0,
-            highest: call.highest,
-            whole,
+            highest: Seq(call.highest as u32),
+            ends: call.highest & ENDS != 0,
         };
         let id = endpoint.continue_call(now, connection, &kept)?;
         let owned = (call.slot, connection, call.channel);
@@ -402,7 +398,7 @@ impl Ledger {
             connection,
             call: id,
             user_status: call.user_status,
-            whole,
+            is_whole: kept.is_whole(),
             entry: Entry {
                 table: Arc::clone(&self.table),
                 slot: call.slot,
@@ -423,7 +419,7 @@ struct Lost {
     user_status: u8,
     number: CallNumber,
     kept: (Seq, u64),
-    highest: Seq,
+    highest: u64,
     flags: u64,
     head: Vec<u8>,
 }
@@ -458,7 +454,7 @@ fn read_calls(table: &Table) -> io::Result<HashMap<usize, Vec<Lost>>> {
             user_status: (owner >> 40) as u8,
             number: CallNumber((number >> 32) as u32),
             kept: (Seq(word(at) as u32), word(at + 1)),
-            highest: Seq(word(word::HIGHEST) as u32),
+            highest: word(word::HIGHEST),
             flags: word(word::FLAGS),
             head,
         });
@@ -528,6 +524,12 @@ fn connection_of(name: &[u64; NAME_WORDS], numbers: [CallNumber; CHANNELS]) -> K
         service: (name[4] >> 16) as u16,
         numbers,
     }
+}
+
+/// Returns the word of the last packet received.
+fn highest_of(place: &CallPlace) -> u64 {
+    let ends = if place.ends { ENDS } else { 0 };
+    u64::from(place.highest.0) | ends
 }
 
 /// Packs bytes into words; the last one is filled with zeros.

@@ -126,7 +126,7 @@ impl Shard {
             let (ledger, calls) = Ledger::continued(table, &mut state.endpoint, now)?;
             state.ledger = Some(ledger);
             for call in calls {
-                let open = OpenCall::continued(call.whole);
+                let open = OpenCall::continued(call.is_whole);
                 let Some(kept) = state.endpoint.connection_to_keep(call.connection) else {
                     continue;
                 };
@@ -297,8 +297,8 @@ impl Shard {
                 Event::Call(incoming) if !state.stopped => {
                     let (first, open) = OpenCall::begin(&mut state.endpoint, now, incoming.call);
                     let entry = state.ledger.as_mut().and_then(|ledger| {
-                        let (head, whole) = (first.as_ref().map_or(&[][..], AsRef::as_ref), open.at_end);
-                        ledger.begin(&mut state.endpoint, now, &incoming, head, whole)
+                        let head = first.as_ref().map_or(&[][..], AsRef::as_ref);
+                        ledger.begin(&mut state.endpoint, now, &incoming, head)
                     });
                     let route = state.endpoint.route(incoming.connection);
                     state.fresh.push(Job {

@@ -69,14 +69,14 @@ impl<D: Payload> Receiver<D> {
     }
 
     /// Creates one of which a predecessor has kept all packets before `next`, and has received some
-    /// up to `highest`, which are lost. `whole` if no packet follows.
-    pub(crate) fn continued(next: Seq, highest: Seq, whole: bool) -> Receiver<D> {
+    /// up to `highest`, which are lost. `ends` if that was the last packet.
+    pub(crate) fn continued(next: Seq, highest: Seq, ends: bool) -> Receiver<D> {
         let mut receiver = Receiver::new();
         receiver.next_read = next;
         receiver.kept_before = Some(next);
-        receiver.last = whole.then(|| Seq(next.0.wrapping_sub(1)));
+        receiver.last = ends.then_some(highest);
         receiver.highest = Seq(next.0.wrapping_sub(1));
-        if !whole && highest.is_after(receiver.highest) {
+        if highest.is_after(receiver.highest) {
             receiver.highest = highest;
             let lost = highest.distance(next) as usize + 1;
             receiver.slots.resize_with(lost.min(LOST_MAX), || None);
@@ -135,6 +135,11 @@ impl<D: Payload> Receiver<D> {
 
     pub(crate) const fn is_readable(&self) -> bool {
         self.in_order > 0
+    }
+
+    /// Checks whether the last packet was received.
+    pub(crate) const fn has_last(&self) -> bool {
+        self.last.is_some()
     }
 
     /// Checks whether all packets up to the last were received, read or not.

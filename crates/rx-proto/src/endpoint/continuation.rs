@@ -46,8 +46,15 @@ pub struct KeptCall {
     pub next: Seq,
     /// Last packet that was received, kept or not.
     pub highest: Seq,
-    /// Whether all of the request was kept.
-    pub whole: bool,
+    /// Whether that is the last packet of the request.
+    pub ends: bool,
+}
+
+impl KeptCall {
+    /// Reports whether all of the request was kept.
+    pub fn is_whole(&self) -> bool {
+        self.ends && self.next.is_after(self.highest)
+    }
 }
 
 /// Position of a call.
@@ -59,6 +66,8 @@ pub struct CallPlace {
     pub number: CallNumber,
     /// Last packet that was received.
     pub highest: Seq,
+    /// Whether that is the last packet of the request.
+    pub ends: bool,
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
@@ -82,6 +91,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             channel: c.place.channel,
             number: c.place.number,
             highest: c.receiver.highest(),
+            ends: c.receiver.has_last(),
         })
     }
 
@@ -150,10 +160,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         c.continued = true;
         c.user.announced = true;
         c.user.held = true;
-        c.receiver = Receiver::continued(kept.next, kept.highest, kept.whole);
+        c.receiver = Receiver::continued(kept.next, kept.highest, kept.ends);
         let before = self.held_bytes;
         self.held_bytes = before + c.receiver.held();
-        if !kept.whole {
+        if !kept.is_whole() {
             // Reported again as any gap: some clients send a packet again only after three reports.
             c.acks.prompt(Reason::OutOfSequence, Serial(0));
             self.mark_ready(call);
