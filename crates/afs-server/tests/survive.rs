@@ -235,7 +235,7 @@ fn clients_of_a_server_with_a_keeper_see_a_pause_and_no_more() {
         slow: Mutex::default(),
         calls: AtomicU64::new(0),
     };
-    // It stays: a client that goes away with promises delays changes after each kill.
+    // All clients stay: one that goes away with promises delays changes.
     let maker = client(&net, server);
     let written: Vec<Written> = (0..WRITERS)
         .map(|n| {
@@ -248,29 +248,25 @@ fn clients_of_a_server_with_a_keeper_see_a_pause_and_no_more() {
             }
         })
         .collect();
+    let clients = |n| (0..n).map(|_| client(&net, server)).collect::<Vec<_>>();
+    let (writers, readers) = (clients(WRITERS), clients(READERS));
+    let namers = clients(NAMERS);
     let served = std::thread::scope(|scope| {
-        let (load, written, net) = (&load, &written, &net);
-        for file in written {
-            scope.spawn(move || {
-                let client = client(net, server);
-                load.run(|| file.store(&client));
-            });
+        let (load, written) = (&load, &written);
+        for (file, client) in written.iter().zip(&writers) {
+            scope.spawn(move || load.run(|| file.store(client)));
         }
-        for _ in 0..READERS {
-            scope.spawn(move || {
-                let client = client(net, server);
-                load.run(|| written.iter().for_each(|file| file.look(&client)));
-            });
+        for client in &readers {
+            let look = move || written.iter().for_each(|file| file.look(client));
+            scope.spawn(move || load.run(look));
         }
-        for of in 0..NAMERS {
-            scope.spawn(move || {
-                let client = client(net, server);
-                let mut number = 0;
-                load.run(|| {
-                    number += 1;
-                    use_names(&client, load.root, of, number);
-                });
-            });
+        for (of, client) in namers.iter().enumerate() {
+            let mut number = 0;
+            let act = move || {
+                number += 1;
+                use_names(client, load.root, of, number);
+            };
+            scope.spawn(move || load.run(act));
         }
         // Also if this thread fails, the others end.
         let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
