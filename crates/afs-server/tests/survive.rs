@@ -11,6 +11,7 @@
 mod common;
 
 use afs_client::{Client, Error, Options, PortSet};
+use afs_proto::dir::Directory;
 use afs_proto::{Abort, AfsFid};
 use block_testing::Random;
 use common::process::{Disk, free_port};
@@ -293,6 +294,12 @@ fn clients_of_a_server_with_a_keeper_see_a_pause_and_no_more() {
         assert_eq!(numbers(&data[..1000]), (last, last));
         assert_eq!(data.len(), BYTES);
     }
+    let pages = fresh.directory(root).expect("served");
+    let pages = Directory::verify(&pages).expect("a directory");
+    let mut names: Vec<&[u8]> = pages.entries().map(|entry| entry.name).collect();
+    names.sort_unstable();
+    let wanted: [&[u8]; 2 + WRITERS] = [b".", b"..", b"f0", b"f1", b"f2"];
+    assert_eq!(names, wanted, "each name once");
     drop((survivor, fresh));
     disk.check();
     let mut slow = load.slow.into_inner().expect("no panic");

@@ -131,7 +131,10 @@ impl RequestContext<'_> {
                 None => attr,
             };
             let fid = fid_of(&attr)?;
-            pages.insert(name, fid);
+            if !is_done {
+                // Pages that were built after it have the name.
+                pages.insert(name, fid);
+            }
             let callback = self.promise(&volume, attr.ino);
             if let Some(seconds) = wanted.client_mod_time {
                 let seconds = seconds.into();
