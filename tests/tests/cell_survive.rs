@@ -187,7 +187,12 @@ fn programs_do_not_notice(on: On) {
     let one = machine.mount("one", ASK_ALWAYS);
     let two = machine.mount("two", UNCACHED);
     let mut programs: Vec<Program> = (0..2)
-        .map(|n| Program::new(one.inside().join(format!("program{n}")), random.below(1 << 40)))
+        .map(|n| {
+            Program::new(
+                one.inside().join(format!("program{n}")),
+                random.below(1 << 40),
+            )
+        })
         .collect();
     fs::write(one.inside().join("numbers"), "0").unwrap();
     let is_over = AtomicBool::new(false);

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::fs_service::FileService;
 use crate::hosts::Client;
 use crate::shared::{ACTIVE_SECONDS, Shared};
+use crate::start_error::StartError;
 use crate::stats::{Called, Counts};
 use crate::survival::Survival;
 use crate::vl::Location;
@@ -14,7 +15,6 @@ use afs_proto::cb;
 use cache::Cache;
 use fs::Fs;
 use rx::{Keep, Port, PortStats, Service, Settings};
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -33,28 +33,6 @@ pub struct Server {
     files: Arc<[Port]>,
     location: Vec<Port>,
     notifiers: Vec<JoinHandle<()>>,
-}
-
-/// Error while starting a server.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The port cannot be opened.
-    #[error("cannot listen at {address}")]
-    Port {
-        /// Address and port.
-        address: SocketAddr,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// What a killed server has left cannot be taken over, or cannot be left to another one.
-    #[error("cannot continue a killed server, or leave what another one needs")]
-    Left(#[source] io::Error),
-    /// A thread cannot be started.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-    /// A fileset cannot be opened.
-    #[error(transparent)]
-    Files(#[from] fs::Error),
 }
 
 /// Statistics of a server.
@@ -150,17 +128,18 @@ impl Server {
             let (of, ports) = (Arc::clone(&shared), Arc::clone(&files));
             let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
             let tell = move || {
-                of.hosts.tell(of.config.tell_again, |peer, local, timeouts| {
-                    let covers = |port: &&Port| {
-                        let ip = port.address().ip();
-                        ip.is_unspecified() || local.is_none_or(|local| ip == local)
-                    };
-                    let port = ports.iter().find(covers).unwrap_or(&ports[0]);
-                    match local {
-                        Some(local) => port.connect_from(local, peer, cb::SERVICE, timeouts),
-                        None => port.connect(peer, cb::SERVICE, timeouts),
-                    }
-                });
+                of.hosts
+                    .tell(of.config.tell_again, |peer, local, timeouts| {
+                        let covers = |port: &&Port| {
+                            let ip = port.address().ip();
+                            ip.is_unspecified() || local.is_none_or(|local| ip == local)
+                        };
+                        let port = ports.iter().find(covers).unwrap_or(&ports[0]);
+                        match local {
+                            Some(local) => port.connect_from(local, peer, cb::SERVICE, timeouts),
+                            None => port.connect(peer, cb::SERVICE, timeouts),
+                        }
+                    });
             };
             notifiers.push(thread.spawn(tell).map_err(StartError::Thread)?);
         }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::{CallResult, DENIED, Fault};
 use crate::hosts::Hosts;
 use crate::locks::Locks;
-use crate::server::StartError;
+use crate::start_error::StartError;
 use crate::stats::Counters;
 use crate::survival::{Clients, Survival, Surviving};
 use crate::volume::Volumes;
@@ -45,7 +45,8 @@ impl Shared {
         let identity = identity(&fs);
         let volumes = Volumes::open(fs, cache, &config)?;
         let hosts = Hosts::new(identity, &config);
-        Ok(Shared::of(config, identity, volumes, (hosts, None)))
+        let locks = Locks::default();
+        Ok(Shared::of(config, identity, volumes, (hosts, locks, None)))
     }
 
     /// Creates it for a server that another one can continue, or that continues another one.
@@ -61,7 +62,8 @@ impl Shared {
         let (clients, holders) = Clients::open(&*survival.keep).map_err(StartError::Left)?;
         let hosts = Hosts::new(identity, &config).surviving(clients, holders);
         let surviving = Surviving::new(survival.requests, survival.done);
-        let noted = (hosts, Some(surviving));
+        let locks = Locks::open(&*survival.keep).map_err(StartError::Left)?;
+        let noted = (hosts, locks, Some(surviving));
         Ok(Shared::of(config, identity, volumes, noted))
     }
 
@@ -69,7 +71,7 @@ impl Shared {
         config: Config,
         identity: Uuid,
         volumes: Volumes,
-        (hosts, surviving): (Hosts, Option<Surviving>),
+        (hosts, locks, surviving): (Hosts, Locks, Option<Surviving>),
     ) -> Arc<Shared> {
         Arc::new(Shared {
             identity,
@@ -78,7 +80,7 @@ impl Shared {
             callback_retries: CallbackRetries::new(config.tell_again),
             volumes,
             surviving,
-            locks: Locks::default(),
+            locks,
             counters: Counters::default(),
             lent: Arc::default(),
             started: SystemTime::now(),

@@ -4,6 +4,7 @@
 //!   keep        the sockets, and the calls in progress (crate rx)
 //!   requests    operations of the file system that calls have carried out
 //!   clients     clients that may trust promises, and until when
+//!   locks       file locks (`lock_table.rs`)
 //! ```
 //!
 //! A call is continued under its number. If an operation that must not be repeated was carried out
@@ -118,6 +119,11 @@ impl<'s> Turn<'s> {
     /// Reports whether a killed server has carried out the call, so that only its reply is missing.
     pub(crate) fn is_done(&self) -> bool {
         self.is_done
+    }
+
+    /// Returns the number of the call, 0 if it has none.
+    pub(crate) fn id(&self) -> u64 {
+        self.noted.as_ref().map_or(0, |(_, entry)| entry.id())
     }
 
     /// Reports whether another server could continue the call.
@@ -340,7 +346,9 @@ impl Gate {
     /// Waits for `time`, or until it is opened.
     pub(crate) fn pass_within(&self, time: std::time::Duration) {
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.opened.wait_timeout_while(closed, time, |closed| *closed);
+        let waited = self
+            .opened
+            .wait_timeout_while(closed, time, |closed| *closed);
         drop(waited);
     }
 }

@@ -193,7 +193,10 @@ impl Written {
         let data = made(|| client.read(self.fid, 0, 1 << 20));
         let (_, most) = numbers(&data);
         let first = numbers(&data[..data.len().min(1000)]);
-        assert!(first.0 >= answered, "{first:?}, but {answered} was acknowledged");
+        assert!(
+            first.0 >= answered,
+            "{first:?}, but {answered} was acknowledged"
+        );
         assert!(most <= self.begun.load(SeqCst), "never stored");
     }
 }
@@ -305,7 +308,8 @@ fn clients_of_a_server_with_a_keeper_see_a_pause_and_no_more() {
     let mut slow = load.slow.into_inner().expect("no panic");
     slow.sort_unstable();
     served.sort_unstable();
-    let at = |of: &[Duration], part: usize| of.get(of.len().saturating_sub(1) * part / 100).copied();
+    let at =
+        |of: &[Duration], part: usize| of.get(of.len().saturating_sub(1) * part / 100).copied();
     println!(
         "{kills} kills; served again after {:?} (median), {:?} (worst); {} calls or groups, {} made \
          again, {} of more than 150 ms: {:?} (median), {:?} (90 %), {:?} (worst)",

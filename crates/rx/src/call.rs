@@ -53,8 +53,13 @@ pub struct Call {
     user_status: u8,
     /// At a client: keeps the connection open.
     link: Option<Arc<Link>>,
-    /// Entry in the table of calls for another server.
-    entry: Option<Entry>,
+    /// What another server needs to continue it.
+    kept: Option<Box<Kept>>,
+}
+
+/// A call that another server could continue.
+struct Kept {
+    entry: Entry,
     position: Position,
     reply: Reply,
 }
@@ -94,9 +99,13 @@ impl Call {
             service: job.incoming.service,
             user_status: job.incoming.user_status,
             link: None,
-            position: Position::before(job.entry.as_ref(), first_bytes),
-            entry: job.entry,
-            reply: Reply::Unsent,
+            kept: job.entry.map(|entry| {
+                Box::new(Kept {
+                    position: Position::before(&entry, first_bytes),
+                    entry,
+                    reply: Reply::Unsent,
+                })
+            }),
         }
     }
 
@@ -115,9 +124,7 @@ impl Call {
             service: link.service,
             user_status: 0,
             link: Some(Arc::clone(link)),
-            entry: None,
-            position: Position::before(None, 0),
-            reply: Reply::Unsent,
+            kept: None,
         }
     }
 
@@ -163,8 +170,8 @@ impl Call {
     pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
         self.wait(0, || deadline)?;
         let piece = self.ready.pop_front();
-        if let Some(piece) = &piece {
-            self.position.read(piece.len());
+        if let (Some(piece), Some(kept)) = (&piece, &mut self.kept) {
+            kept.position.read(piece.len());
         }
         Ok(piece)
     }
@@ -172,24 +179,24 @@ impl Call {
     /// Returns the entry in the table of calls for another server; `None` if the call ends with this
     /// one.
     pub fn entry(&self) -> Option<&Entry> {
-        self.entry.as_ref()
+        self.kept.as_ref().map(|kept| &kept.entry)
     }
 
     /// Returns the number of bytes of the request that a killed server has [kept](Call::keep) beyond
     /// the first packet: reading goes on behind them. 0 if it has not.
     pub fn kept_bytes(&self) -> u64 {
-        let stored = self.entry.as_ref().and_then(|entry| entry.stored);
+        let stored = self.entry().and_then(|entry| entry.stored);
         stored.map_or(0, |(_, bytes)| bytes)
     }
 
     /// Records that another server has the effect of all that was read, so that the client need not
     /// keep it. Does nothing in the middle of a packet.
     pub fn keep(&self) {
-        let (Some(entry), 0) = (&self.entry, self.position.back) else {
+        let Some(kept) = self.kept.as_ref().filter(|kept| kept.position.back == 0) else {
             return;
         };
-        entry.keep(self.position.next, self.position.bytes);
-        let (id, next) = (self.id, self.position.next);
+        kept.entry.keep(kept.position.next, kept.position.bytes);
+        let (id, next) = (self.id, kept.position.next);
         self.shard
             .run(|state, now| state.endpoint.keep(now, id, Some(next)));
     }
@@ -253,7 +260,9 @@ impl Call {
         };
         if piece.len() > max {
             self.ready.push_front(piece.slice(max..piece.len()));
-            self.position.put_back(piece.len() - max);
+            if let Some(kept) = &mut self.kept {
+                kept.position.put_back(piece.len() - max);
+            }
         }
         Ok(Some(piece.slice(0..max)))
     }
@@ -325,11 +334,11 @@ impl Call {
     fn send(&mut self, stream: Stream) -> Result<(), Error> {
         let is_long = stream == Stream::Open || self.unsent_bytes > PACKET_DATA_BYTES;
         if is_long
-            && self.reply == Reply::Unsent
-            && let Some(entry) = &self.entry
+            && let Some(kept) = &mut self.kept
+            && kept.reply == Reply::Unsent
         {
-            entry.set_replying();
-            self.reply = Reply::Begun;
+            kept.entry.set_replying();
+            kept.reply = Reply::Begun;
         }
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
@@ -383,9 +392,8 @@ impl Call {
 impl Position {
     /// Returns that before the first piece of `bytes` bytes, which is the last packet before those
     /// that are still to be received.
-    fn before(entry: Option<&Entry>, bytes: u64) -> Position {
-        let stored = entry.and_then(|entry| entry.stored);
-        let (next, end) = stored.unwrap_or((Seq(2), bytes));
+    fn before(entry: &Entry, bytes: u64) -> Position {
+        let (next, end) = entry.stored.unwrap_or((Seq(2), bytes));
         Position {
             next: Seq(next.0 - 1),
             bytes: end.saturating_sub(bytes),

@@ -18,8 +18,8 @@
 
 use crate::inbox::Endpoint;
 use rx_proto::{
-    CHANNELS, CallId, CallPlace, CallNumber, Cid, ConnectionId, Epoch, Incoming, KeptCall, KeptConnection,
-    Route, Seq, Timestamp,
+    CHANNELS, CallId, CallNumber, CallPlace, Cid, ConnectionId, Epoch, Incoming, KeptCall,
+    KeptConnection, Route, Seq, Timestamp,
 };
 use std::collections::HashMap;
 use std::io;
@@ -224,12 +224,7 @@ impl Ledger {
         entry
     }
 
-    fn enter(
-        &mut self,
-        endpoint: &Endpoint,
-        incoming: &Incoming,
-        head: &[u8],
-    ) -> Option<Entry> {
+    fn enter(&mut self, endpoint: &Endpoint, incoming: &Incoming, head: &[u8]) -> Option<Entry> {
         let index = self.enter_connection(endpoint, incoming.connection)?;
         let place = endpoint.place_of(incoming.call)?;
         let channel = &self.table.connection(index)[FIRST_CHANNEL + place.channel];
@@ -290,7 +285,8 @@ impl Ledger {
 
     /// Notes how much of a request was received.
     pub(crate) fn received(&mut self, endpoint: &Endpoint, call: CallId) {
-        let (Some((slot, ..)), Some(place)) = (self.calls.get(&call), endpoint.place_of(call)) else {
+        let (Some((slot, ..)), Some(place)) = (self.calls.get(&call), endpoint.place_of(call))
+        else {
             return;
         };
         self.table.call(*slot)[word::HIGHEST].store(highest_of(&place), Release);

@@ -53,9 +53,10 @@ impl Port {
         let keep = settings.keep.as_ref();
         let left = keep.map(|(keep, name)| keep.take(name)).unwrap_or_default();
         let is_successor = !left.is_empty();
-        let (sockets, tables) = match is_successor {
-            true => adopt(left)?,
-            false => bind(settings, buffer)?,
+        let (sockets, tables) = if is_successor {
+            adopt(left)?
+        } else {
+            bind(settings, buffer)?
         };
         let address = sockets.first().ok_or(io::ErrorKind::NotFound)?.address()?;
         if let Some(socket) = sockets.first() {
@@ -162,7 +163,9 @@ fn bind(settings: &Settings, buffer: usize) -> io::Result<(Vec<Socket>, Vec<Tabl
         (0..count).map(shared).collect::<io::Result<_>>()?
     };
     let tables = settings.keep.as_ref().map_or(0, |_| sockets.len());
-    let tables = (0..tables).map(|_| Table::create()).collect::<io::Result<_>>()?;
+    let tables = (0..tables)
+        .map(|_| Table::create())
+        .collect::<io::Result<_>>()?;
     Ok((sockets, tables))
 }
 
@@ -171,8 +174,14 @@ fn bind(settings: &Settings, buffer: usize) -> io::Result<(Vec<Socket>, Vec<Tabl
 fn adopt(mut left: Vec<OwnedFd>) -> io::Result<(Vec<Socket>, Vec<Table>)> {
     let tables = left.split_off(left.len() / 2);
     let table = |file| Table::adopt(Memory::adopt(file)?);
-    let sockets = left.into_iter().map(Socket::adopt).collect::<io::Result<_>>()?;
-    Ok((sockets, tables.into_iter().map(table).collect::<io::Result<_>>()?))
+    let sockets = left
+        .into_iter()
+        .map(Socket::adopt)
+        .collect::<io::Result<_>>()?;
+    Ok((
+        sockets,
+        tables.into_iter().map(table).collect::<io::Result<_>>()?,
+    ))
 }
 
 impl Drop for Port {

@@ -261,7 +261,11 @@ impl Succession {
         fs: &Arc<Fs>,
         cache: &Arc<Cache>,
     ) -> Result<afs_server::Survival> {
-        let none = || Error::Failed(String::from("the file system has no tables for a successor"));
+        let none = || {
+            Error::Failed(String::from(
+                "the file system has no tables for a successor",
+            ))
+        };
         let tables = self.tables.get().ok_or_else(none)?;
         self.hold_tables(tables)?;
         let (this, fs, cache) = (Arc::clone(self), Arc::clone(fs), Arc::clone(cache));

@@ -178,8 +178,7 @@ impl RequestContext<'_> {
         let is_done = self.turn.is_done();
         let before = pages.prepare(&volume.files, (!is_done).then_some(name))?;
         if !is_done {
-            self.turn
-                .once(|| volume.files.link(ino, dir.ino, name))?;
+            self.turn.once(|| volume.files.link(ino, dir.ino, name))?;
             pages.insert(name, Fid::from(existing));
         }
         let linked = self.finish_change(&volume, &mut pages);
@@ -235,9 +234,7 @@ impl RequestContext<'_> {
             // Check first, so that a missing name leaves no mark.
             let named = volume.files.lookup(dir.ino, name)?;
             let before = pages.prepare(&volume.files, None)?;
-            let removed = self
-                .turn
-                .once(|| remove(&volume.files, dir.ino, name));
+            let removed = self.turn.once(|| remove(&volume.files, dir.ino, name));
             changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
             let removed = removed.map_err(Fault::from).and_then(|gone| {
                 pages.remove(name);

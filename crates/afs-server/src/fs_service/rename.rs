@@ -130,9 +130,9 @@ impl RequestContext<'_> {
             let comes = (*ino == dirs.1 && target.is_none()).then_some(new.1);
             pages.prepare(files, comes)?;
         }
-        let replaced = self.turn.once(|| {
-            files.rename((dirs.0, old.1), (dirs.1, new.1), fs::Rename::Replace)
-        })?;
+        let replaced = self
+            .turn
+            .once(|| files.rename((dirs.0, old.1), (dirs.1, new.1), fs::Rename::Replace))?;
         if !same {
             // In the order in which clients update their copies.
             at(guards, dirs.0)?.remove(old.1);

@@ -8,10 +8,10 @@
 
 use super::Endpoint;
 use crate::ack::Reason;
-use crate::config::Timeouts;
-use crate::connection::{AddressValidation, ConnectionKey, LastCallEnd};
 use crate::call::Role;
 use crate::call::recv::Receiver;
+use crate::config::Timeouts;
+use crate::connection::{AddressValidation, ConnectionKey, LastCallEnd};
 use crate::event::{CallId, ConnectionId};
 use crate::number::{CallNumber, Cid, Epoch, Seq, Serial};
 use crate::packet::CHANNELS;
@@ -149,7 +149,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         connection: ConnectionId,
         kept: &KeptCall,
     ) -> Option<CallId> {
-        let channel = self.connections.get(connection.0)?.channels.get(kept.channel)?;
+        let channel = self
+            .connections
+            .get(connection.0)?
+            .channels
+            .get(kept.channel)?;
         let number = channel.number;
         if channel.call.is_some() || number == CallNumber(0) {
             return None;
