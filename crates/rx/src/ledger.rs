@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use survival::Memory;
-use survival::sealed::checksum;
+use survival::sealed::{self, checksum, seal, unseal};
 
 /// First word: the magic, and the version in the last byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVFSrx\0\x01");
@@ -38,17 +38,19 @@ const HEADER_WORDS: usize = 8;
 
 /// Connections of a socket, as many as an endpoint accepts.
 const CONNECTIONS: usize = 16_384;
-/// Words of a connection: its checksum, which makes it count, what it names, and the channels.
+/// Words of a connection: its checksum, which makes it count; what it names; the number of the last
+/// call of each channel; and the codes by which these were aborted.
 const NAME_WORDS: usize = 6;
-const CONNECTION_WORDS: usize = 12;
-const FIRST_CHANNEL: usize = 1 + NAME_WORDS;
+const NUMBERS: usize = 1 + NAME_WORDS;
+const CODES: usize = NUMBERS + CHANNELS;
+const CONNECTION_WORDS: usize = CODES + CHANNELS;
 
 /// Calls of a socket in progress: many times the threads of a server.
 const CALLS: usize = 2048;
 /// Longest first packet in bytes.
 const HEAD_BYTES: usize = 1448;
 /// Words of a call before its first packet.
-const CALL_HEADER_WORDS: usize = 11;
+const CALL_HEADER_WORDS: usize = 12;
 const CALL_WORDS: usize = CALL_HEADER_WORDS + HEAD_BYTES / 8;
 
 const WORDS: usize = HEADER_WORDS + CONNECTIONS * CONNECTION_WORDS + CALLS * CALL_WORDS;
@@ -69,16 +71,14 @@ mod word {
     pub(super) const KEPT: usize = 5;
     /// Last packet received, and whether it ends the request.
     pub(super) const HIGHEST: usize = 9;
-    /// The flags.
-    pub(super) const FLAGS: usize = 10;
+    /// The call was carried out.
+    pub(super) const DONE: usize = 10;
+    /// The client may have a part of the reply.
+    pub(super) const REPLYING: usize = 11;
 }
 
 /// In the word of the last packet: it ends the request.
 const ENDS: u64 = 1 << 32;
-/// The call was carried out.
-const DONE: u64 = 1;
-/// The client may have a part of the reply.
-const REPLYING: u64 = 2;
 
 /// Code that tells clients of AFS to call again (`VBUSY`).
 const AGAIN: i32 = 110;
@@ -116,6 +116,14 @@ pub(crate) struct Ledger {
     free_calls: Vec<usize>,
 }
 
+/// Most bytes of a request that a sealed word states; files are shorter.
+const BYTES_MAX: u64 = (1 << sealed::VALUE_BITS) - 1;
+
+/// Returns the place for which a word of an entry is sealed: another one for each entry and word.
+fn place(entry: u64, at: usize) -> u64 {
+    entry.wrapping_mul(64).wrapping_add(at as u64)
+}
+
 /// Returns a number greater than those before it, also of earlier processes of this machine.
 fn next_id() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -150,6 +158,21 @@ impl Table {
         &self.0.words()[first..first + CONNECTION_WORDS]
     }
 
+    /// Stores the number of the last call of a channel.
+    fn set_number(&self, index: usize, channel: usize, number: CallNumber) {
+        let at = NUMBERS + channel;
+        let sealed = seal(number.0.into(), place(index as u64, at));
+        self.connection(index)[at].store(sealed, Release);
+    }
+
+    /// Stores the code by which a call of a channel was aborted.
+    fn set_aborted(&self, index: usize, channel: usize, number: CallNumber, code: i32) {
+        let at = CODES + channel;
+        let value = u64::from(code as u32) << 16 | u64::from(number.0) & 0xffff;
+        let sealed = seal(value, place(index as u64, at));
+        self.connection(index)[at].store(sealed, Release);
+    }
+
     fn call(&self, slot: usize) -> &[AtomicU64] {
         let first = HEADER_WORDS + CONNECTIONS * CONNECTION_WORDS + slot * CALL_WORDS;
         &self.0.words()[first..first + CALL_WORDS]
@@ -166,14 +189,23 @@ impl Entry {
         self.table.call(self.slot)
     }
 
+    /// Stores a value in a word of the call, sealed for this call.
+    fn set(&self, at: usize, value: u64) {
+        self.words()[at].store(seal(value, place(self.id, at)), Release);
+    }
+
     /// Stores up to where the request is kept.
     pub(crate) fn keep(&self, next: Seq, bytes: u64) {
         let words = self.words();
-        let other = words[word::SELECTOR].load(Relaxed) ^ 1;
-        let at = word::KEPT + 2 * (other & 1) as usize;
-        words[at].store(next.0.into(), Relaxed);
-        words[at + 1].store(bytes, Relaxed);
-        words[word::SELECTOR].store(other, Release);
+        let selected = unseal(
+            words[word::SELECTOR].load(Relaxed),
+            place(self.id, word::SELECTOR),
+        );
+        let other = selected.unwrap_or(0) ^ 1;
+        let at = word::KEPT + 2 * other as usize;
+        self.set(at, next.0.into());
+        self.set(at + 1, bytes & BYTES_MAX);
+        self.set(word::SELECTOR, other);
     }
 
     /// Returns the number of the call, which no other call of this machine has had since it was
@@ -190,11 +222,11 @@ impl Entry {
     /// Marks the call as carried out, before its reply is written: if this server is killed, another
     /// one only repeats the reply.
     pub fn carried_out(&self) {
-        self.words()[word::FLAGS].fetch_or(DONE, Release);
+        self.set(word::DONE, 1);
     }
 
     pub(crate) fn set_replying(&self) {
-        self.words()[word::FLAGS].fetch_or(REPLYING, Release);
+        self.set(word::REPLYING, 1);
     }
 }
 
@@ -227,11 +259,12 @@ impl Ledger {
     fn enter(&mut self, endpoint: &Endpoint, incoming: &Incoming, head: &[u8]) -> Option<Entry> {
         let index = self.enter_connection(endpoint, incoming.connection)?;
         let place = endpoint.place_of(incoming.call)?;
-        let channel = &self.table.connection(index)[FIRST_CHANNEL + place.channel];
         let number = u64::from(place.number.0) << 32;
         let fits = !head.is_empty() && head.len() <= HEAD_BYTES;
         let Some(slot) = fits.then(|| self.free_calls.pop()).flatten() else {
-            channel.store(number | u64::from(AGAIN as u32), Release);
+            self.table
+                .set_aborted(index, place.channel, place.number, AGAIN);
+            self.table.set_number(index, place.channel, place.number);
             return None;
         };
         let entry = Entry {
@@ -253,11 +286,12 @@ impl Ledger {
         words[word::OWNER].store(owner, Relaxed);
         words[word::NUMBER].store(number_and_length, Relaxed);
         words[word::CHECKSUM].store(sum(&fixed, &packed), Relaxed);
-        words[word::HIGHEST].store(highest_of(&place), Relaxed);
-        words[word::FLAGS].store(0, Relaxed);
+        entry.set(word::HIGHEST, highest_of(&place));
+        words[word::DONE].store(0, Relaxed);
+        words[word::REPLYING].store(0, Relaxed);
         entry.keep(Seq(2), head.len() as u64);
         words[word::ID].store(entry.id, Release);
-        channel.store(number, Release);
+        self.table.set_number(index, place.channel, place.number);
         let owned = (slot, incoming.connection, place.channel);
         self.calls.insert(incoming.call, owned);
         Some(entry)
@@ -274,9 +308,11 @@ impl Ledger {
         for (word, value) in words[1..].iter().zip(name) {
             word.store(value, Relaxed);
         }
-        for (word, number) in words[FIRST_CHANNEL..].iter().zip(kept.numbers) {
+        for (channel, number) in kept.numbers.into_iter().enumerate() {
             // That of the present call is stored when the call is entered.
-            word.store(u64::from(number.0.saturating_sub(1)) << 32, Relaxed);
+            let before = CallNumber(number.0.saturating_sub(1));
+            self.table.set_number(index, channel, before);
+            words[CODES + channel].store(0, Relaxed);
         }
         words[0].store(sum(&[index as u64], &name), Release);
         self.connections.insert(id, index);
@@ -285,11 +321,15 @@ impl Ledger {
 
     /// Notes how much of a request was received.
     pub(crate) fn received(&mut self, endpoint: &Endpoint, call: CallId) {
-        let (Some((slot, ..)), Some(place)) = (self.calls.get(&call), endpoint.place_of(call))
-        else {
+        let Some((slot, ..)) = self.calls.get(&call) else {
             return;
         };
-        self.table.call(*slot)[word::HIGHEST].store(highest_of(&place), Release);
+        if let Some(now) = endpoint.place_of(call) {
+            let words = self.table.call(*slot);
+            let id = words[word::ID].load(Relaxed);
+            let sealed = seal(highest_of(&now), place(id, word::HIGHEST));
+            words[word::HIGHEST].store(sealed, Release);
+        }
     }
 
     /// Removes a call that is over.
@@ -300,9 +340,9 @@ impl Ledger {
         if let Some(code) = endpoint.abort_of(connection, channel)
             && let Some(index) = self.connections.get(&connection)
         {
-            let word = &self.table.connection(*index)[FIRST_CHANNEL + channel];
-            let number = word.load(Relaxed) & !u64::from(u32::MAX);
-            word.store(number | u64::from(code as u32), Release);
+            let words = self.table.call(slot);
+            let number = CallNumber((words[word::NUMBER].load(Relaxed) >> 32) as u32);
+            self.table.set_aborted(*index, channel, number, code);
         }
         self.table.call(slot)[word::ID].store(0, Release);
         self.free_calls.push(slot);
@@ -337,15 +377,17 @@ impl Ledger {
                 let number = &mut kept.numbers[call.channel];
                 if call.number.is_after(*number) {
                     *number = call.number;
-                    codes[call.channel] = 0;
+                    codes[call.channel] = None;
                 }
             }
             let Some(connection) = endpoint.continue_connection(now, &kept) else {
                 return Err(damaged());
             };
             ledger.connections.insert(connection, index);
-            for (channel, code) in codes.into_iter().enumerate().filter(|(_, code)| *code != 0) {
-                endpoint.refuse_call(connection, channel, code);
+            for (channel, code) in codes.into_iter().enumerate() {
+                if let Some(code) = code {
+                    endpoint.refuse_call(connection, channel, code);
+                }
             }
             for call in own {
                 // An older call of the channel is over.
@@ -370,12 +412,12 @@ impl Ledger {
         connection: ConnectionId,
         call: Lost,
     ) -> Option<Continued> {
-        if call.flags & REPLYING != 0 {
+        if call.is_replying {
             // The rest would have to be the same bytes in the same packets.
             let index = *self.connections.get(&connection)?;
-            let word = &self.table.connection(index)[FIRST_CHANNEL + call.channel];
-            let number = u64::from(call.number.0) << 32;
-            word.store(number | u64::from(AGAIN as u32), Release);
+            let channel = call.channel;
+            self.table.set_aborted(index, channel, call.number, AGAIN);
+            self.table.set_number(index, channel, call.number);
             endpoint.refuse_call(connection, call.channel, AGAIN);
             return None;
         }
@@ -399,7 +441,7 @@ impl Ledger {
                 table: Arc::clone(&self.table),
                 slot: call.slot,
                 id: call.id,
-                was_done: call.flags & DONE != 0,
+                was_done: call.is_done,
                 stored,
             },
             head: call.head,
@@ -415,8 +457,10 @@ struct Lost {
     user_status: u8,
     number: CallNumber,
     kept: (Seq, u64),
+    /// Word of the last packet received.
     highest: u64,
-    flags: u64,
+    is_done: bool,
+    is_replying: bool,
     head: Vec<u8>,
 }
 
@@ -442,18 +486,25 @@ fn read_calls(table: &Table) -> io::Result<HashMap<usize, Vec<Lost>>> {
         }
         let mut head: Vec<u8> = packed.iter().flat_map(|word| word.to_le_bytes()).collect();
         head.truncate(length);
-        let at = word::KEPT + 2 * (word(word::SELECTOR) & 1) as usize;
-        of.entry(owner as u32 as usize).or_default().push(Lost {
+        let value = |at: usize| unseal(word(at), place(id, at)).ok_or_else(damaged);
+        let flag = |at: usize| match word(at) {
+            0 => Ok(false),
+            _ => value(at).map(|value| value == 1),
+        };
+        let at = word::KEPT + 2 * (value(word::SELECTOR)? & 1) as usize;
+        let lost = Lost {
             slot,
             id,
             channel,
             user_status: (owner >> 40) as u8,
             number: CallNumber((number >> 32) as u32),
-            kept: (Seq(word(at) as u32), word(at + 1)),
-            highest: word(word::HIGHEST),
-            flags: word(word::FLAGS),
+            kept: (Seq(value(at)? as u32), value(at + 1)?),
+            highest: value(word::HIGHEST)?,
+            is_done: flag(word::DONE)?,
+            is_replying: flag(word::REPLYING)?,
             head,
-        });
+        };
+        of.entry(owner as u32 as usize).or_default().push(lost);
     }
     Ok(of)
 }
@@ -462,7 +513,7 @@ fn read_calls(table: &Table) -> io::Result<HashMap<usize, Vec<Lost>>> {
 fn read_connection(
     table: &Table,
     index: usize,
-) -> io::Result<Option<(KeptConnection, [i32; CHANNELS])>> {
+) -> io::Result<Option<(KeptConnection, [Option<i32>; CHANNELS])>> {
     let word = |at: usize| table.connection(index)[at].load(Acquire);
     let check = word(0);
     if check == 0 {
@@ -472,9 +523,17 @@ fn read_connection(
     if check != sum(&[index as u64], &name) {
         return Err(damaged());
     }
-    let channels: [u64; CHANNELS] = std::array::from_fn(|at| word(FIRST_CHANNEL + at));
-    let numbers = channels.map(|channel| CallNumber((channel >> 32) as u32));
-    let codes = channels.map(|channel| channel as u32 as i32);
+    let (mut numbers, mut codes) = ([CallNumber(0); CHANNELS], [None; CHANNELS]);
+    for (channel, (number, code)) in numbers.iter_mut().zip(&mut codes).enumerate() {
+        let sealed = |at: usize| unseal(word(at), place(index as u64, at)).ok_or_else(damaged);
+        *number = CallNumber(sealed(NUMBERS + channel)? as u32);
+        if word(CODES + channel) != 0 {
+            let value = sealed(CODES + channel)?;
+            // It may be that of an earlier call.
+            let is_its = value & 0xffff == u64::from(number.0) & 0xffff;
+            *code = is_its.then_some((value >> 16) as u32 as i32);
+        }
+    }
     Ok(Some((connection_of(&name, numbers), codes)))
 }
 
@@ -541,4 +600,119 @@ fn packed(bytes: &[u8]) -> Vec<u64> {
 /// Returns a checksum, never 0.
 fn sum(fixed: &[u64], rest: &[u64]) -> u64 {
     checksum(&[fixed, rest].concat()).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytes::Bytes;
+    use rx_proto::{Config, Connect, Event, RXNULL, Service, Timeouts, Transmit};
+    use std::os::fd::AsFd;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
+
+    fn server(seed: u8) -> Endpoint {
+        let config = Config {
+            keeps_requests: true,
+            ..Config::default()
+        };
+        let mut server = Endpoint::new(config, [seed; 32]);
+        server.serve(Service {
+            id: 1,
+            classes: vec![RXNULL],
+        });
+        server
+    }
+
+    fn route(host: u8) -> Route {
+        Route {
+            peer: ([192, 0, 2, host], 7000).into(),
+            local: Some([192, 0, 2, 9].into()),
+        }
+    }
+
+    /// Lets a client begin a call with `request`, and returns it as the server sees it.
+    fn called(server: &mut Endpoint, request: &[u8]) -> (Incoming, Endpoint) {
+        let mut client = Endpoint::new(Config::default(), [1; 32]);
+        let connect = Connect {
+            route: route(1),
+            service: 1,
+            timeouts: Timeouts::default(),
+            security: None,
+        };
+        let connection = client.connect(NOW, connect);
+        let call = client.start(NOW, connection).unwrap();
+        client.write(NOW, call, Bytes::from(request)).unwrap();
+        client.finish(NOW, call).unwrap();
+        let mut batch = Transmit::new(1);
+        for _ in 0..10 {
+            while client.poll_transmit(NOW, &mut batch) {
+                for datagram in batch.datagrams() {
+                    server.handle_input(NOW, route(2), Bytes::from(&datagram[..]));
+                }
+            }
+            while server.poll_transmit(NOW, &mut batch) {
+                for datagram in batch.datagrams() {
+                    client.handle_input(NOW, route(1), Bytes::from(&datagram[..]));
+                }
+            }
+            if let Some(Event::Call(incoming)) = server.poll_event() {
+                return (incoming, client);
+            }
+        }
+        panic!("no call arrives");
+    }
+
+    /// What a successor makes of a table: the calls that it continues.
+    fn continued(file: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, bool, bool, Option<u64>)>> {
+        let file = file.try_clone_to_owned()?;
+        let table = Table::adopt(Memory::adopt(file)?)?;
+        let (_, calls) = Ledger::continued(table, &mut server(7), NOW)?;
+        let shown = |call: Continued| {
+            let stored = call.entry.stored.map(|(_, bytes)| bytes);
+            (call.head, call.is_whole, call.entry.was_done, stored)
+        };
+        Ok(calls.into_iter().map(shown).collect())
+    }
+
+    #[test]
+    fn a_successor_has_the_calls_in_progress_and_notices_each_flipped_bit() {
+        let mut of = server(2);
+        let (incoming, _client) = called(&mut of, b"a request");
+        let mut ledger = Ledger::new(Table::create().unwrap());
+        let entry = ledger.begin(&mut of, NOW, &incoming, b"a request");
+        let entry = entry.unwrap();
+        let file = ledger.table.file().try_clone_to_owned().unwrap();
+        let request = || b"a request".to_vec();
+        assert_eq!(
+            continued(file.as_fd()).unwrap(),
+            [(request(), true, false, None)]
+        );
+        entry.keep(Seq(5), 4000);
+        entry.carried_out();
+        let wanted = [(request(), true, true, Some(4000))];
+        assert_eq!(continued(file.as_fd()).unwrap(), wanted);
+        let words = ledger.table.0.words();
+        let used: Vec<usize> = (0..WORDS)
+            .filter(|at| words[*at].load(Relaxed) != 0)
+            .collect();
+        let mut noticed = 0;
+        for at in used {
+            let before = words[at].load(Relaxed);
+            for bit in 0..64 {
+                words[at].store(before ^ 1 << bit, Relaxed);
+                match continued(file.as_fd()) {
+                    Err(_) => noticed += 1,
+                    // The position that does not count.
+                    Ok(calls) => assert_eq!(calls, wanted, "bit {bit} of word {at}"),
+                }
+                words[at].store(before, Relaxed);
+            }
+        }
+        assert!(noticed > 10 * 64, "{noticed}");
+        entry.set_replying();
+        assert!(continued(file.as_fd()).unwrap().is_empty());
+        ledger.over(&of, incoming.call);
+        assert!(continued(file.as_fd()).unwrap().is_empty());
+    }
 }
