@@ -663,8 +663,12 @@ mod tests {
         panic!("no call arrives");
     }
 
-    /// What a successor makes of a table: the calls that it continues.
-    fn continued(file: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, bool, bool, Option<u64>)>> {
+    /// A call as a successor has it: its first packet, whether that is all, whether it was carried
+    /// out, and the bytes that were stored.
+    type Shown = (Vec<u8>, bool, bool, Option<u64>);
+
+    /// Returns the calls of a table that a successor continues.
+    fn continued(file: BorrowedFd<'_>) -> io::Result<Vec<Shown>> {
         let file = file.try_clone_to_owned()?;
         let table = Table::adopt(Memory::adopt(file)?)?;
         let (_, calls) = Ledger::continued(table, &mut server(7), NOW)?;
