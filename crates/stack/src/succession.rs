@@ -56,6 +56,8 @@ pub struct Succession {
     /// The descriptor that has the lock of the DEVICE.
     lock: Option<Arc<OwnedFd>>,
     tables: OnceLock<Tables>,
+    /// Names of the ports of a cell.
+    ports: Mutex<Vec<String>>,
 }
 
 /// Tables of the file system.
@@ -88,6 +90,7 @@ impl Succession {
             generation,
             lock,
             tables: OnceLock::new(),
+            ports: Mutex::default(),
         })
     }
 
@@ -285,6 +288,15 @@ impl Succession {
             done: tables.requests.done(),
             adopt: Box::new(adopt),
         })
+    }
+
+    /// Lets the keeper close the ports of a cell, which ends in order: others may use them at once.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn close_ports(&self) -> Result<()> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.drain(..).try_for_each(|name| self.close(&name))
     }
 
     /// Takes over the dirty pages of the predecessor, and leaves those of this process: from now on a
@@ -510,6 +522,8 @@ impl rx::Keep for Succession {
     }
 
     fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.push(name.to_owned());
         self.link.replace(name, descriptors)
     }
 }

@@ -269,6 +269,10 @@ impl Graph for CellGraph {
     fn close_exports(&mut self, _status: &mut Status, _closing: Closing) -> Result<()> {
         if let Some(server) = self.server.take() {
             self.volumes = server.volumes().all();
+            drop(server);
+            if let Some(succession) = &self.succession {
+                succession.close_ports()?;
+            }
         }
         Ok(())
     }
