@@ -128,6 +128,12 @@ impl<'s> Machine<'s> {
     /// without the extension.
     #[track_caller]
     pub fn serve(&self, device: &str) -> Served<'s> {
+        self.serve_with(device, &[])
+    }
+
+    /// Starts our server as [`Machine::serve`], with further options.
+    #[track_caller]
+    pub fn serve_with(&self, device: &str, options: &[&str]) -> Served<'s> {
         let log = self.s.path("serve.log");
         let mut said = File::options();
         let said = said.create(true).append(true).open(&log).expect("a log");
@@ -137,6 +143,7 @@ impl<'s> Machine<'s> {
             .arg(self.s.path(device))
             .args(["--listen", "0.0.0.0", "--announce", ADDRESS])
             .arg("--anonymous-write")
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(said);
@@ -235,6 +242,19 @@ impl Served<'_> {
     pub fn status(&self) -> Value {
         let all = self.s.json(&["cell", "status", &self.name, "--clients"]);
         all["cells"][0].clone()
+    }
+
+    /// Returns its process, as the machine numbers it: with `--survive`, that which serves.
+    #[track_caller]
+    pub fn server(&self) -> u32 {
+        self.answering_server().expect("a server that answers")
+    }
+
+    /// Returns its process if it answers.
+    pub fn answering_server(&self) -> Option<u32> {
+        let ran = self.s.run(&["--json", "cell", "status", &self.name]);
+        let answer: Value = serde_json::from_str(&ran.stdout).ok()?;
+        answer["cells"][0]["pid"].as_u64()?.try_into().ok()
     }
 
     /// Returns the statistics of its disk and its cache: `stats`.

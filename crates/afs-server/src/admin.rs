@@ -12,6 +12,7 @@ use crate::fs_service::RequestContext;
 use crate::hosts::Host;
 use crate::shared::Shared;
 use crate::stats::add;
+use crate::survival::Turn;
 use crate::volume::{Kind, Volume, VolumeId, Volumes};
 use afs_proto::acl::AccessList;
 use afs_proto::fs::AfsStoreStatus;
@@ -447,6 +448,8 @@ impl Administration {
             shared: &self.shared,
             host: Arc::new(Host::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), 0)),
             caller: Caller::Administrator,
+            turn: Turn::new(None, None),
+            stored: 0,
         }
     }
 
@@ -472,6 +475,7 @@ impl Administration {
         for volume in changed {
             self.shared.promises.take_volume(*volume, &mut breaks);
         }
+        self.shared.hosts.pass_told();
         let told = breaks.notify_all(&self.shared.hosts);
         add(&self.shared.counters.breaks, told);
     }

@@ -11,6 +11,7 @@
 
 use crate::breaks::CallbackBreaks;
 use crate::hosts::{Host, with_slack};
+use crate::survival::machine_seconds;
 use crate::volume::VolumeId;
 use afs_proto::{AfsCallBack, AfsFid, Fid};
 use fs::Ino;
@@ -45,6 +46,8 @@ pub(crate) struct Promises {
     searched: AtomicU32,
     /// Number of promises ever made.
     made: AtomicU32,
+    /// Whether another server may have to end the promises.
+    survives: bool,
 }
 
 struct Promise {
@@ -74,7 +77,13 @@ impl Promises {
             started: Instant::now(),
             searched: AtomicU32::new(0),
             made: AtomicU32::new(0),
+            survives: false,
         }
+    }
+
+    /// Lets another server end the promises.
+    pub(crate) fn surviving(self, survives: bool) -> Promises {
+        Promises { survives, ..self }
     }
 
     fn shard(&self, (volume, ino): File) -> MutexGuard<'_, HashMap<File, Vec<Promise>>> {
@@ -93,7 +102,9 @@ impl Promises {
         if !self.has_room(host) {
             return given;
         }
-        let Some(era) = host.era(until) else {
+        // A second more than here, as the fractions of both clocks differ.
+        let kept_until = || machine_seconds() + u64::from(with_slack(self.seconds)) + 1;
+        let Some(era) = host.era(until, self.survives.then(kept_until)) else {
             return given;
         };
         let mut shard = self.shard(file);

@@ -20,6 +20,7 @@ use crate::fid;
 use crate::hosts::Host;
 use crate::shared::{Shared, receive};
 use crate::stats::add;
+use crate::survival::Turn;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};
 use afs_proto::{Abort, AfsCallBack, AfsFid, Fid, List, Rights, capability, prefix};
@@ -60,7 +61,10 @@ impl FileService {
         let (request, taken) =
             prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
         let data = head.slice(taken..head.len());
-        let answered = self.carry_out(call, &request, data);
+        // A killed server has stored this much of the data, which is not in the packets any more.
+        let stored = call.kept_bytes().saturating_sub(taken as u64);
+        let data = if stored > 0 { data.slice(0..0) } else { data };
+        let answered = self.carry_out(call, &request, data, stored);
         if let Some(procedure) = self.shared.counters.procedure(request.opcode()) {
             add(&procedure.calls, 1);
             add(&procedure.aborts, u64::from(answered.is_err()));
@@ -73,6 +77,7 @@ impl FileService {
         call: &mut Call,
         request: &Request<'_>,
         data: rx::Bytes,
+        stored: u64,
     ) -> Result<(), Abort> {
         let plain = |fault: Fault| fault.code(ErrnoForm::Linux);
         if let Some(reply) = self.about_server(call, request).map_err(plain)? {
@@ -82,6 +87,8 @@ impl FileService {
             shared: &self.shared,
             host: self.shared.hosts.of(call).map_err(plain)?,
             caller: Caller::At(call.peer().ip()),
+            turn: Turn::new(self.shared.surviving.as_ref(), call.entry()),
+            stored,
         };
         visit
             .answer(call, request, data)
@@ -126,6 +133,9 @@ pub(crate) struct RequestContext<'s> {
     pub(crate) shared: &'s Shared,
     pub(crate) host: Arc<Host>,
     pub(crate) caller: Caller,
+    pub(crate) turn: Turn<'s>,
+    /// Bytes of data that a killed server has stored for the call.
+    pub(crate) stored: u64,
 }
 
 /// File changed by a call.
@@ -197,7 +207,11 @@ impl RequestContext<'_> {
             }
             Request::FetchACL { fid } => self.fetch_list(call, fid),
             Request::GetVolumeStatus { volume } => self.volume_status(call, *volume),
-            other => write(call, &self.reply(other)?),
+            other => {
+                let reply = self.reply(other)?;
+                self.turn.finished();
+                write(call, &reply)
+            }
         }
     }
 
@@ -293,6 +307,7 @@ impl RequestContext<'_> {
                 .promises
                 .take(file, change.fid, knows, &mut breaks);
         }
+        self.shared.hosts.pass_told();
         let again = breaks.take_again();
         let told = breaks.notify_all(&self.shared.hosts);
         self.shared.callback_retries.add(again);

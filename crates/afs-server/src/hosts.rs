@@ -18,16 +18,19 @@
 //! client that may trust an ended promise is served only after it was told of the end. The number
 //! of threads that wait for clients is bounded ([`AdmissionControl`]).
 
+mod told;
+
 use crate::admission::{AdmissionControl, QUICK};
 use crate::config::Config;
 use crate::error::{CallResult, ErrnoForm, Fault};
 use crate::outbox::Outbox;
 use crate::resets::Resets;
+use crate::survival::{Clients, Gate, KeptClient, machine_seconds};
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -73,6 +76,14 @@ pub(crate) struct Hosts {
     /// Time, in seconds since the server's start, until which an unknown client may trust promises:
     /// of an earlier run, or from before it was forgotten.
     unknown_trust: AtomicU32,
+    /// Table of the clients for another server; `None` if there will be none.
+    clients: Option<Arc<Clients>>,
+    /// The server's start, in seconds of the machine's clock.
+    machine_started: u64,
+    /// Closed until those that trust promises of a killed server know that these have ended.
+    told: Gate,
+    /// Closed until the server stops.
+    stopping: Gate,
 }
 
 /// Client.
@@ -87,6 +98,8 @@ pub(crate) struct Host {
     /// Time, in seconds since the server's start, until which it may trust promises, including
     /// ended ones.
     trusts: AtomicU32,
+    /// Its entry in the table for another server, from its first promise on.
+    kept: Mutex<Option<KeptClient>>,
     /// Number of its promises, including expired ones not removed yet.
     pub(crate) promises: AtomicUsize,
     /// Pending notifications.
@@ -121,6 +134,8 @@ pub enum ClientState {
 
 struct State {
     stage: Stage,
+    /// Local address that it calls.
+    local: Option<IpAddr>,
     uuid: Option<Uuid>,
     errno_form: ErrnoForm,
     connection: Option<Connection>,
@@ -155,6 +170,10 @@ impl Hosts {
             resets: Resets::default(),
             started: Instant::now(),
             unknown_trust: AtomicU32::new(with_slack(config.promise_seconds)),
+            clients: None,
+            machine_started: machine_seconds(),
+            told: Gate::default(),
+            stopping: Gate::default(),
         }
     }
 
@@ -198,6 +217,9 @@ impl Hosts {
             .seconds()
             .saturating_add(with_slack(self.promise_seconds));
         self.unknown_trust.fetch_max(until, Relaxed);
+        if let Some(clients) = &self.clients {
+            clients.set_strangers(self.machine_time(until));
+        }
     }
 
     /// Returns the time that a client may take to answer.
@@ -284,11 +306,18 @@ impl Hosts {
         match said {
             IdentityReply::Who(who) => {
                 let connection = call.connect_back(cb::SERVICE, timeouts(self.answer_time));
+                if let Some(clients) = &self.clients {
+                    host.lock().local = call.local();
+                    let mut kept = host.kept();
+                    if kept.is_none() {
+                        *kept = clients.enter(host.address, call.local());
+                    }
+                }
                 host.answered(who, connection, self.admission.distrusted_until(address));
             }
             IdentityReply::NoCallbacks => {
                 // Such a client never got a promise.
-                host.trusts.store(0, Relaxed);
+                host.trusts_nothing();
                 host.stage(Stage::Silent(Instant::now() + SILENCE));
             }
             IdentityReply::Nothing => {
@@ -384,6 +413,7 @@ impl Hosts {
 
     /// Ends [`Hosts::run_resets`].
     pub(crate) fn close_resets(&self) {
+        self.stopping.set_closed(false);
         self.resets.close();
     }
 
@@ -396,10 +426,15 @@ impl Hosts {
     /// Tells a client that all its promises have ended; reports whether it knows.
     fn reset(&self, host: &Host, connection: &Connection) -> bool {
         let told = self.end_promises(connection);
-        let knows = told.is_ok() || is_unknown(&told);
+        self.was_reset(host, &told)
+    }
+
+    /// Takes the answer of a client to the end of its promises; reports whether it knows.
+    fn was_reset(&self, host: &Host, told: &Result<cb::Reply, rx::Error>) -> bool {
+        let knows = told.is_ok() || is_unknown(told);
         let mut state = host.lock();
         if knows && !matches!(state.stage, Stage::Known) {
-            host.trusts.store(0, Relaxed);
+            host.trusts_nothing();
         }
         if knows && matches!(state.stage, Stage::Silent(_)) {
             // It answers, so its next call may query its identity.
@@ -453,6 +488,7 @@ impl Host {
             address,
             state: Mutex::new(State {
                 stage: Stage::New,
+                local: None,
                 uuid: None,
                 errno_form: ErrnoForm::Linux,
                 connection: None,
@@ -465,8 +501,21 @@ impl Host {
             heard: AtomicU32::new(0),
             era: AtomicU32::new(0),
             trusts: AtomicU32::new(trusts),
+            kept: Mutex::default(),
             promises: AtomicUsize::new(0),
             outbox: Outbox::default(),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<KeptClient>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the client trusts no promise.
+    fn trusts_nothing(&self) {
+        self.trusts.store(0, Relaxed);
+        if let Some(kept) = &*self.kept() {
+            kept.distrust();
         }
     }
 
@@ -493,7 +542,7 @@ impl Host {
         state.unanswered = 0;
         state.distrusted = state.distrusted.max(distrusted);
         state.stage = Stage::Known;
-        self.trusts.store(0, Relaxed);
+        self.trusts_nothing();
         drop(state);
         self.changed.notify_all();
     }
@@ -514,12 +563,16 @@ impl Host {
     }
 
     /// Returns the era for a new promise, which the client will trust until `until` in seconds
-    /// since the server's start; `None` if the client gets no promises.
-    pub(crate) fn era(&self, until: u32) -> Option<u32> {
+    /// since the server's start, and until `machine` in those of the machine's clock, if there may be
+    /// another server; `None` if the client gets no promises.
+    pub(crate) fn era(&self, until: u32, machine: Option<u64>) -> Option<u32> {
         let state = self.lock();
         let known = matches!(state.stage, Stage::Known);
         if !known || state.distrusted.is_some_and(|until| Instant::now() < until) {
             return None;
+        }
+        if let Some(machine) = machine {
+            self.kept().as_ref()?.trust(machine);
         }
         self.trusts.fetch_max(until, Relaxed);
         Some(self.era.load(Relaxed))
@@ -667,14 +720,14 @@ mod tests {
             let until = host.lock().distrusted;
             until.map(|until| until.saturating_duration_since(Instant::now()))
         };
-        assert!(host.era(1).is_some());
+        assert!(host.era(1, None).is_some());
         host.record_late();
         assert_eq!(distrusted(), None);
         for times in [1, 2, 4] {
             host.record_late();
             let left = distrusted().expect("distrusted");
             assert!(left > DISTRUST * times / 2 && left <= DISTRUST * times);
-            assert_eq!(host.era(1), None);
+            assert_eq!(host.era(1, None), None);
         }
         (0..50).for_each(|_| host.record_late());
         assert!(distrusted().expect("distrusted") <= DISTRUST_MAX);

@@ -34,14 +34,17 @@ mod fid;
 mod fs_service;
 mod hosts;
 mod lanes;
+mod lock_table;
 mod locks;
 mod outbox;
 mod resets;
 mod server;
 mod shared;
+mod start_error;
 mod stats;
 mod status;
 mod stores;
+mod survival;
 mod vl;
 mod volume;
 
@@ -50,6 +53,8 @@ pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS, Remova
 pub use config::{Config, NoPrefix, Prefix};
 pub use fid::ino_of;
 pub use hosts::{Client, ClientState};
-pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError, THREAD_NAME};
+pub use server::{ADDRESSES_MAX, Server, ServerStats, THREAD_NAME};
+pub use start_error::StartError;
 pub use stats::{Called, Counts};
+pub use survival::{Adopt, Survival};
 pub use volume::{Kind, Volume, VolumeId, Volumes};

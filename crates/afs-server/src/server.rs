@@ -6,13 +6,15 @@ use crate::config::Config;
 use crate::fs_service::FileService;
 use crate::hosts::Client;
 use crate::shared::{ACTIVE_SECONDS, Shared};
+use crate::start_error::StartError;
 use crate::stats::{Called, Counts};
+use crate::survival::Survival;
 use crate::vl::Location;
 use crate::volume::Volumes;
+use afs_proto::cb;
 use cache::Cache;
 use fs::Fs;
-use rx::{Port, PortStats, Service, Settings};
-use std::io;
+use rx::{Keep, Port, PortStats, Service, Settings};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,28 +30,9 @@ pub const THREAD_NAME: &str = "afs-server";
 /// Running file server. Dropping it stops the server after the calls in progress have ended.
 pub struct Server {
     shared: Arc<Shared>,
-    files: Vec<Port>,
+    files: Arc<[Port]>,
     location: Vec<Port>,
     notifiers: Vec<JoinHandle<()>>,
-}
-
-/// Error while starting a server.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The port cannot be opened.
-    #[error("cannot listen at {address}")]
-    Port {
-        /// Address and port.
-        address: SocketAddr,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// A thread cannot be started.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-    /// A fileset cannot be opened.
-    #[error(transparent)]
-    Files(#[from] fs::Error),
 }
 
 /// Statistics of a server.
@@ -77,7 +60,34 @@ impl Server {
     /// # Errors
     /// A port is in use, a thread cannot be started, or a fileset cannot be opened.
     pub fn start(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> Result<Server, StartError> {
-        let shared = Shared::new(config, fs, cache)?;
+        Server::start_with(config, fs, cache, None)
+    }
+
+    /// Starts a server like [`Server::start`], which another one can continue if this one is killed;
+    /// or continues one that was killed.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`]; [`StartError::Left`].
+    pub fn start_surviving(
+        config: Config,
+        fs: Arc<Fs>,
+        cache: Arc<Cache>,
+        survival: Survival,
+    ) -> Result<Server, StartError> {
+        Server::start_with(config, fs, cache, Some(survival))
+    }
+
+    fn start_with(
+        config: Config,
+        fs: Arc<Fs>,
+        cache: Arc<Cache>,
+        survival: Option<Survival>,
+    ) -> Result<Server, StartError> {
+        let keep = survival.as_ref().map(|survival| Arc::clone(&survival.keep));
+        let shared = match survival {
+            None => Shared::new(config, fs, cache)?,
+            Some(survival) => Shared::surviving(config, fs, cache, survival)?,
+        };
         let location = Service {
             id: afs_proto::vl::SERVICE,
             handler: Arc::new(Location {
@@ -85,7 +95,7 @@ impl Server {
                 admission: AdmissionControl::new(LOCATION_WORKERS, Duration::ZERO),
             }),
         };
-        let files = Service {
+        let service = Service {
             id: afs_proto::fs::SERVICE,
             handler: Arc::new(FileService {
                 shared: Arc::clone(&shared),
@@ -97,8 +107,11 @@ impl Server {
             &config.location_service,
             LOCATION_WORKERS,
             &location,
+            keep.as_ref(),
         )?;
-        let files = open(config, &config.file_service, config.workers, &files)?;
+        let files = &config.file_service;
+        let files = open(config, files, config.workers, &service, keep.as_ref())?;
+        let files: Arc<[Port]> = files.into();
         let start = |run: fn(&Shared)| {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
@@ -110,7 +123,26 @@ impl Server {
         if repeats.is_err() {
             shared.hosts.close_resets();
         }
-        let notifiers = vec![resets, repeats?];
+        let mut notifiers = vec![resets, repeats?];
+        if shared.surviving.is_some() {
+            let (of, ports) = (Arc::clone(&shared), Arc::clone(&files));
+            let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
+            let tell = move || {
+                of.hosts
+                    .tell(of.config.tell_again, |peer, local, timeouts| {
+                        let covers = |port: &&Port| {
+                            let ip = port.address().ip();
+                            ip.is_unspecified() || local.is_none_or(|local| ip == local)
+                        };
+                        let port = ports.iter().find(covers).unwrap_or(&ports[0]);
+                        match local {
+                            Some(local) => port.connect_from(local, peer, cb::SERVICE, timeouts),
+                            None => port.connect(peer, cb::SERVICE, timeouts),
+                        }
+                    });
+            };
+            notifiers.push(thread.spawn(tell).map_err(StartError::Thread)?);
+        }
         Ok(Server {
             shared,
             files,
@@ -188,6 +220,7 @@ fn open(
     addresses: &[SocketAddr],
     workers: usize,
     service: &Service,
+    keep: Option<&Arc<dyn Keep>>,
 ) -> Result<Vec<Port>, StartError> {
     let open = |&address: &SocketAddr| {
         let settings = Settings {
@@ -195,6 +228,7 @@ fn open(
             sockets: config.sockets,
             workers,
             thread_name: THREAD_NAME,
+            keep: keep.map(|keep| (Arc::clone(keep), format!("rx-{}-{address}", service.id))),
             rx: rx::Config {
                 questions: config.questions(),
                 ..rx::Config::default()

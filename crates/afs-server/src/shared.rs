@@ -7,7 +7,9 @@ use crate::config::Config;
 use crate::error::{CallResult, DENIED, Fault};
 use crate::hosts::Hosts;
 use crate::locks::Locks;
+use crate::start_error::StartError;
 use crate::stats::Counters;
+use crate::survival::{Clients, Survival, Surviving};
 use crate::volume::Volumes;
 use afs_proto::gather::REQUEST_BYTES_MAX;
 use afs_proto::{Abort, Uuid, WireError};
@@ -34,23 +36,56 @@ pub(crate) struct Shared {
     /// Bytes of cache pages in transmission to clients.
     pub(crate) lent: Arc<AtomicUsize>,
     pub(crate) started: SystemTime,
+    /// What calls leave to another server; `None` if there will be none.
+    pub(crate) surviving: Option<Surviving>,
 }
 
 impl Shared {
     pub(crate) fn new(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Arc<Shared>> {
         let identity = identity(&fs);
-        Ok(Arc::new(Shared {
+        let volumes = Volumes::open(fs, cache, &config)?;
+        let hosts = Hosts::new(identity, &config);
+        let locks = Locks::default();
+        Ok(Shared::of(config, identity, volumes, (hosts, locks, None)))
+    }
+
+    /// Creates it for a server that another one can continue, or that continues another one.
+    pub(crate) fn surviving(
+        config: Config,
+        fs: Arc<Fs>,
+        cache: Arc<Cache>,
+        survival: Survival,
+    ) -> Result<Arc<Shared>, StartError> {
+        let identity = identity(&fs);
+        let volumes = Volumes::open(fs, cache, &config)?;
+        (survival.adopt)(&volumes).map_err(StartError::Left)?;
+        let (clients, holders) = Clients::open(&*survival.keep).map_err(StartError::Left)?;
+        let hosts = Hosts::new(identity, &config).surviving(clients, holders);
+        let surviving = Surviving::new(survival.requests, survival.done);
+        let locks = Locks::open(&*survival.keep).map_err(StartError::Left)?;
+        let noted = (hosts, locks, Some(surviving));
+        Ok(Shared::of(config, identity, volumes, noted))
+    }
+
+    fn of(
+        config: Config,
+        identity: Uuid,
+        volumes: Volumes,
+        (hosts, locks, surviving): (Hosts, Locks, Option<Surviving>),
+    ) -> Arc<Shared> {
+        Arc::new(Shared {
             identity,
-            hosts: Hosts::new(identity, &config),
-            promises: Promises::new(&config),
+            hosts,
+            promises: Promises::new(&config).surviving(surviving.is_some()),
             callback_retries: CallbackRetries::new(config.tell_again),
-            volumes: Volumes::open(fs, cache, &config)?,
-            locks: Locks::default(),
+            volumes,
+            surviving,
+            locks,
             counters: Counters::default(),
             lent: Arc::default(),
             started: SystemTime::now(),
             config,
-        }))
+        })
     }
 
     /// Fails unless the caller's address is permitted.

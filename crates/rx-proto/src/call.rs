@@ -34,6 +34,7 @@ pub(crate) enum Role {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CallEvents {
     pub(crate) call: bool,
+    pub(crate) received: bool,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     pub(crate) ended: bool,
@@ -68,6 +69,8 @@ pub(crate) struct Call<P, D> {
     pub(crate) user: User,
     pub(crate) ended: Option<End>,
     pub(crate) user_status: u8,
+    /// Whether another server began the call, and may have sent its reply.
+    pub(crate) continued: bool,
 
     /// Whether the call is in the queue of calls with data to send, and whether it waits for its
     /// path.
@@ -113,6 +116,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
             },
             ended: None,
             user_status: 0,
+            continued: false,
             ready: false,
             waiting: false,
             ping_due: false,

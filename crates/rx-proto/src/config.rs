@@ -85,6 +85,10 @@ pub struct Config {
     /// Answers per second to packets that belong to no connection: DEBUG, VERSION, aborts.
     pub stray_answers_per_second: u32,
 
+    /// Acknowledge packets of a request for good only once [`crate::Endpoint::keep`] names them, so
+    /// that clients still have what a server loses that is killed. Reports
+    /// [`crate::Event::Received`] and [`crate::Event::Over`].
+    pub keeps_requests: bool,
     /// Policy for DEBUG and VERSION requests, by address.
     pub questions: DebugPolicy,
     /// Reply to VERSION packets, at most 64 bytes.
@@ -120,6 +124,7 @@ impl Default for Config {
             receive_bytes_max: 256 << 20,
             control_packets_max: 1024,
             stray_answers_per_second: 200,
+            keeps_requests: false,
             questions: DebugPolicy::default(),
             version: String::from("EVFS Rx"),
         }

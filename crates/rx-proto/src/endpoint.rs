@@ -16,6 +16,7 @@
 //! | `services.rs` | services and security classes |
 //! | `tables.rs` | connections and paths by address |
 //! | `connections.rs` | creation and removal of connections and paths |
+//! | `continuation.rs` | calls continued after another server was killed |
 //! | `address_validation.rs` | proof of peer addresses |
 //! | `hosts.rs` | limits per host |
 //! | `calls.rs` | start and end of calls; notifications for the application |
@@ -27,6 +28,7 @@ mod arrival;
 mod calls;
 mod clock;
 mod connections;
+mod continuation;
 mod control;
 mod debug_requests;
 mod hosts;
@@ -38,6 +40,7 @@ mod tables;
 mod wrap_tests;
 
 pub use api::{CallError, Connect, Read, StartError, WriteError};
+pub use continuation::{CallPlace, KeptCall, KeptConnection};
 pub use hosts::Host;
 pub use services::Service;
 

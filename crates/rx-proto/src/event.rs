@@ -98,4 +98,10 @@ pub enum Event {
     ChannelFree(ConnectionId),
     /// An incoming connection was dropped; its calls are over.
     Closed(ConnectionId),
+    /// Packets of a request were received that are not kept yet
+    /// ([`Config::keeps_requests`](crate::Config::keeps_requests)).
+    Received(CallId),
+    /// A client's call is over: its reply has arrived, or no one waits for it
+    /// ([`Config::keeps_requests`](crate::Config::keeps_requests)).
+    Over(CallId),
 }

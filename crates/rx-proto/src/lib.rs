@@ -102,6 +102,7 @@ mod transmit;
 pub use ack::{ACK_BYTES_MIN, Ack, AckOut, Reason, Trailer};
 pub use config::{Config, DebugAccess, DebugPolicy, Timeouts};
 pub use endpoint::{CallError, Connect, Endpoint, Host, Read, Service, StartError, WriteError};
+pub use endpoint::{CallPlace, KeptCall, KeptConnection};
 pub use event::{CallId, ConnectionId, End, Event, Incoming, code};
 pub use number::{CallNumber, Cid, Epoch, Seq, Serial};
 pub use packet::{

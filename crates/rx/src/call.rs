@@ -3,9 +3,10 @@
 use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::inbox::OpenCall;
+use crate::ledger::Entry;
 use crate::link::Link;
 use crate::shard::{Job, Shard};
-use rx_proto::{CallId, PACKET_DATA_BYTES, WriteError, code};
+use rx_proto::{CallId, PACKET_DATA_BYTES, Seq, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
@@ -52,10 +53,38 @@ pub struct Call {
     user_status: u8,
     /// At a client: keeps the connection open.
     link: Option<Arc<Link>>,
+    /// What another server needs to continue it.
+    kept: Option<Box<Kept>>,
+}
+
+/// A call that another server could continue.
+struct Kept {
+    entry: Entry,
+    position: Position,
+    reply: Reply,
+}
+
+/// What was read of a stream: the next packet, and the bytes before it; and the bytes of this packet
+/// that were put back.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    next: Seq,
+    bytes: u64,
+    back: usize,
+}
+
+/// State of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reply {
+    /// The client has no part of it.
+    Unsent,
+    /// The client may have a part of it.
+    Begun,
 }
 
 impl Call {
     pub(crate) fn incoming(job: Job) -> Call {
+        let first_bytes = job.first.as_ref().map_or(0, Bytes::len) as u64;
         Call {
             shard: job.shard,
             id: job.incoming.call,
@@ -70,6 +99,13 @@ impl Call {
             service: job.incoming.service,
             user_status: job.incoming.user_status,
             link: None,
+            kept: job.entry.map(|entry| {
+                Box::new(Kept {
+                    position: Position::before(&entry, first_bytes),
+                    entry,
+                    reply: Reply::Unsent,
+                })
+            }),
         }
     }
 
@@ -88,6 +124,7 @@ impl Call {
             service: link.service,
             user_status: 0,
             link: Some(Arc::clone(link)),
+            kept: None,
         }
     }
 
@@ -132,7 +169,36 @@ impl Call {
     /// Those of [`read`](Call::read); [`Error::Late`] at the deadline. The call continues.
     pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
         self.wait(0, || deadline)?;
-        Ok(self.ready.pop_front())
+        let piece = self.ready.pop_front();
+        if let (Some(piece), Some(kept)) = (&piece, &mut self.kept) {
+            kept.position.read(piece.len());
+        }
+        Ok(piece)
+    }
+
+    /// Returns the entry in the table of calls for another server; `None` if the call ends with this
+    /// one.
+    pub fn entry(&self) -> Option<&Entry> {
+        self.kept.as_ref().map(|kept| &kept.entry)
+    }
+
+    /// Returns the number of bytes of the request that a killed server has [kept](Call::keep) beyond
+    /// the first packet: reading goes on behind them. 0 if it has not.
+    pub fn kept_bytes(&self) -> u64 {
+        let stored = self.entry().and_then(|entry| entry.stored);
+        stored.map_or(0, |(_, bytes)| bytes)
+    }
+
+    /// Records that another server has the effect of all that was read, so that the client need not
+    /// keep it. Does nothing in the middle of a packet.
+    pub fn keep(&self) {
+        let Some(kept) = self.kept.as_ref().filter(|kept| kept.position.back == 0) else {
+            return;
+        };
+        kept.entry.keep(kept.position.next, kept.position.bytes);
+        let (id, next) = (self.id, kept.position.next);
+        self.shard
+            .run(|state, now| state.endpoint.keep(now, id, Some(next)));
     }
 
     /// Waits until data is available, and if it has to wait, until `wanted` bytes, a good part of
@@ -194,6 +260,9 @@ impl Call {
         };
         if piece.len() > max {
             self.ready.push_front(piece.slice(max..piece.len()));
+            if let Some(kept) = &mut self.kept {
+                kept.position.put_back(piece.len() - max);
+            }
         }
         Ok(Some(piece.slice(0..max)))
     }
@@ -263,6 +332,14 @@ impl Call {
 
     /// Passes written data, and the end of a finished stream, to the endpoint.
     fn send(&mut self, stream: Stream) -> Result<(), Error> {
+        let is_long = stream == Stream::Open || self.unsent_bytes > PACKET_DATA_BYTES;
+        if is_long
+            && let Some(kept) = &mut self.kept
+            && kept.reply == Reply::Unsent
+        {
+            kept.entry.set_replying();
+            kept.reply = Reply::Begun;
+        }
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
         self.unsent_bytes = 0;
@@ -309,6 +386,31 @@ impl Call {
                 state.endpoint.abort(now, id, code);
             });
         }
+    }
+}
+
+impl Position {
+    /// Returns that before the first piece of `bytes` bytes, which is the last packet before those
+    /// that are still to be received.
+    fn before(entry: &Entry, bytes: u64) -> Position {
+        let (next, end) = entry.stored.unwrap_or((Seq(2), bytes));
+        Position {
+            next: Seq(next.0 - 1),
+            bytes: end.saturating_sub(bytes),
+            back: 0,
+        }
+    }
+
+    fn read(&mut self, bytes: usize) {
+        self.next = self.next.next();
+        self.bytes += bytes as u64;
+        self.back = 0;
+    }
+
+    fn put_back(&mut self, bytes: usize) {
+        self.next = Seq(self.next.0 - 1);
+        self.bytes -= bytes as u64;
+        self.back = bytes;
     }
 }
 

@@ -55,6 +55,14 @@ impl OpenCall {
         }
     }
 
+    /// Creates a call of which a predecessor has received the first packet, all of it if `whole`.
+    pub(crate) fn continued(whole: bool) -> OpenCall {
+        OpenCall {
+            at_end: whole,
+            ..OpenCall::new()
+        }
+    }
+
     /// Checks whether the waiting reader has enough data, or no more will arrive.
     pub(crate) fn is_enough(&self) -> bool {
         let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;

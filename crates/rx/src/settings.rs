@@ -1,6 +1,7 @@
 //! Settings of a port: limits, each with its unit and reason.
 
 use crate::handler::Handler;
+use crate::keep::Keep;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -37,6 +38,8 @@ pub struct Settings {
     /// Receive buffers of 64 KiB per socket that unread data may reference; beyond that, data is
     /// copied. They are allocated on demand and then kept. The default is 16 MiB.
     pub lent_buffers: usize,
+    /// Who holds the sockets for another server, and the name of what this port leaves.
+    pub keep: Option<(Arc<dyn Keep>, String)>,
     /// Protocol limits of each socket's endpoint.
     pub rx: rx_proto::Config,
 }
@@ -50,6 +53,7 @@ impl Default for Settings {
             thread_name: "rx-worker",
             socket_buffer_bytes: 8 << 20,
             lent_buffers: 256,
+            keep: None,
             rx: rx_proto::Config::default(),
         }
     }

@@ -19,6 +19,7 @@
 use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::inbox::{Endpoint, OpenCall};
+use crate::ledger::{Entry, Ledger, Table};
 use crate::socket::{SendResult, Socket};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rx_proto::{
@@ -55,6 +56,8 @@ pub(crate) struct State {
     /// Time to which the timer is set.
     armed: Option<Timestamp>,
     pub(crate) stopped: bool,
+    /// What another server needs to continue the calls; `None` if they end with this one.
+    ledger: Option<Ledger>,
     /// Threads to wake and calls to pass to the workers after the lock is released.
     wakes: Vec<Arc<Condvar>>,
     fresh: Vec<Job>,
@@ -70,6 +73,8 @@ pub(crate) struct Job {
     pub(crate) first: Option<Bytes>,
     /// Whether `first` is the whole request.
     pub(crate) at_end: bool,
+    /// Its entry in the table of calls, if it has one.
+    pub(crate) entry: Option<Entry>,
 }
 
 impl Shard {
@@ -104,10 +109,46 @@ impl Shard {
                 unsent: false,
                 armed: None,
                 stopped: false,
+                ledger: None,
                 wakes: Vec::new(),
                 fresh: Vec::new(),
             }),
         }))
+    }
+
+    /// Notes calls in a table for another server, and continues those that are in it.
+    pub(crate) fn keep_calls(self: &Arc<Self>, table: Table, continues: bool) -> io::Result<()> {
+        self.run(|state, now| {
+            if !continues {
+                state.ledger = Some(Ledger::new(table));
+                return Ok(());
+            }
+            let (ledger, calls) = Ledger::continued(table, &mut state.endpoint, now)?;
+            state.ledger = Some(ledger);
+            for call in calls {
+                let open = OpenCall::continued(call.is_whole);
+                let Some(kept) = state.endpoint.connection_to_keep(call.connection) else {
+                    continue;
+                };
+                state.fresh.push(Job {
+                    shard: Arc::clone(self),
+                    incoming: Incoming {
+                        call: call.call,
+                        connection: call.connection,
+                        peer: kept.route.peer,
+                        service: kept.service,
+                        user_status: call.user_status,
+                    },
+                    local: kept.route.local,
+                    wake: Arc::clone(&open.wake),
+                    first: Some(call.head.into()),
+                    at_end: open.at_end,
+                    entry: Some(call.entry),
+                });
+                state.open.insert(call.call, open);
+            }
+            Ok(())
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -255,6 +296,10 @@ impl Shard {
             match event {
                 Event::Call(incoming) if !state.stopped => {
                     let (first, open) = OpenCall::begin(&mut state.endpoint, now, incoming.call);
+                    let entry = state.ledger.as_mut().and_then(|ledger| {
+                        let head = first.as_ref().map_or(&[][..], AsRef::as_ref);
+                        ledger.begin(&mut state.endpoint, now, &incoming, head)
+                    });
                     let route = state.endpoint.route(incoming.connection);
                     state.fresh.push(Job {
                         shard: Arc::clone(self),
@@ -263,6 +308,7 @@ impl Shard {
                         wake: Arc::clone(&open.wake),
                         first,
                         at_end: open.at_end,
+                        entry,
                     });
                     state.open.insert(incoming.call, open);
                 }
@@ -273,7 +319,21 @@ impl Shard {
                 Event::Writable(call) => state.news(call, |_| {}),
                 Event::Ended { call, reason } => state.news(call, |open| open.ended = Some(reason)),
                 Event::ChannelFree(_) => state.wakes.push(Arc::clone(&self.channels)),
-                Event::Closed(_) => {}
+                Event::Received(call) => {
+                    if let Some(ledger) = &mut state.ledger {
+                        ledger.received(&state.endpoint, call);
+                    }
+                }
+                Event::Over(call) => {
+                    if let Some(ledger) = &mut state.ledger {
+                        ledger.over(&state.endpoint, call);
+                    }
+                }
+                Event::Closed(connection) => {
+                    if let Some(ledger) = &mut state.ledger {
+                        ledger.closed(connection);
+                    }
+                }
             }
         }
     }

@@ -83,6 +83,20 @@ impl Socket {
         Ok(socket)
     }
 
+    /// Takes over the socket of a predecessor.
+    pub(crate) fn adopt(fd: OwnedFd) -> io::Result<Socket> {
+        let mut socket = Socket {
+            fd,
+            v6: false,
+            cuts: true,
+            whole: true,
+            errors: 0,
+        };
+        socket.v6 = socket.address()?.is_ipv6();
+        socket.set_whole(false)?;
+        Ok(socket)
+    }
+
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         let address = rustix::net::getsockname(&self.fd)?;
         SocketAddr::try_from(address).map_err(|_| io::ErrorKind::Unsupported.into())

@@ -218,6 +218,8 @@ struct ServeTable {
     threads: Option<usize>,
     #[serde(default)]
     allow_discards: bool,
+    #[serde(default)]
+    survive: bool,
     address: Option<String>,
 }
 
@@ -394,6 +396,7 @@ fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<ServiceTable>
             anonymous_write: s.anonymous_write,
             threads: s.threads,
             allow_discards: s.allow_discards,
+            survives: s.survive,
             config: Some(full(path)),
             ..ServeSpec::new(&s.device)
         }),

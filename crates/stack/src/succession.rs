@@ -16,6 +16,8 @@
 //!   loop         a name of the loop device
 //!   flush        whether a flush of a volume has failed
 //!   nbd-...      what the NBD server leaves: see the crate export-nbd
+//!   rx-...       the sockets and the calls of a port of a cell: see the crate rx
+//!   afs-clients  the clients of a cell: see the crate afs-server
 //! ```
 //!
 //! The keeper holds the descriptors. **Invariant:** everything that a successor needs is held before
@@ -58,6 +60,8 @@ pub struct Succession {
     /// The descriptor that has the lock of the DEVICE.
     lock: Option<Arc<OwnedFd>>,
     tables: OnceLock<Tables>,
+    /// Names of the ports of a cell.
+    ports: Mutex<Vec<String>>,
 }
 
 /// Tables of the file system.
@@ -103,6 +107,7 @@ impl Succession {
             refused,
             lock,
             tables: OnceLock::new(),
+            ports: Mutex::default(),
         }))
     }
 
@@ -263,14 +268,64 @@ impl Succession {
         let Some(tables) = self.tables.get() else {
             return Ok(());
         };
+        self.hold_tables(tables)?;
+        let record = session.record().map_err(lost)?;
+        self.keep("mount", &[session.device, record.as_fd()])?;
+        self.keep_more(&clones(self.generation), &session.clones)
+    }
+
+    /// Leaves the tables of the file system, unless a predecessor has.
+    fn hold_tables(&self, tables: &Tables) -> Result<()> {
         if !self.is_successor() {
             self.keep("log", &[tables.log.file()])?;
             self.keep("requests", &[tables.requests.file()])?;
             self.keep("open-files", &[tables.open_files.file()])?;
         }
-        let record = session.record().map_err(lost)?;
-        self.keep("mount", &[session.device, record.as_fd()])?;
-        self.keep_more(&clones(self.generation), &session.clones)
+        Ok(())
+    }
+
+    /// Returns what a cell on the file system `fs` leaves to a successor.
+    ///
+    /// # Errors
+    /// The file system was opened without the tables; the keeper has died.
+    pub(crate) fn of_cell(
+        self: &Arc<Self>,
+        fs: &Arc<Fs>,
+        cache: &Arc<Cache>,
+    ) -> Result<afs_server::Survival> {
+        let none = || {
+            Error::Failed(String::from(
+                "the file system has no tables for a successor",
+            ))
+        };
+        let tables = self.tables.get().ok_or_else(none)?;
+        self.hold_tables(tables)?;
+        let (this, fs, cache) = (Arc::clone(self), Arc::clone(fs), Arc::clone(cache));
+        let adopt = move |volumes: &afs_server::Volumes| {
+            let all = volumes.all();
+            let one = |before: &Predecessor, files: &Files| files.adopt(before).map(|a| a.pages);
+            this.adopt_pages_by(&cache, |before| {
+                let pages = all.iter().map(|volume| one(before, &volume.files));
+                pages.sum::<fs::Result<u64>>().map_err(damaged)
+            })
+            .and_then(|()| fs.end_adoption().map_err(damaged))
+            .map_err(io::Error::other)
+        };
+        Ok(afs_server::Survival {
+            keep: Arc::clone(self) as Arc<dyn rx::Keep>,
+            requests: Arc::clone(&tables.requests),
+            done: tables.requests.done(),
+            adopt: Box::new(adopt),
+        })
+    }
+
+    /// Lets the keeper close the ports of a cell, which ends in order: others may use them at once.
+    ///
+    /// # Errors
+    /// The keeper has died.
+    pub(crate) fn close_ports(&self) -> Result<()> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.drain(..).try_for_each(|name| self.close(&name))
     }
 
     /// Takes over the dirty pages of the predecessor, and leaves those of this process: from now on a
@@ -492,6 +547,18 @@ impl Keep for Succession {
 
     fn is_successor(&self) -> bool {
         Succession::is_successor(self)
+    }
+}
+
+impl rx::Keep for Succession {
+    fn take(&self, name: &str) -> Vec<OwnedFd> {
+        Succession::take(self, name)
+    }
+
+    fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.push(name.to_owned());
+        self.link.replace(name, descriptors)
     }
 }
 

@@ -37,9 +37,10 @@ impl RequestContext<'_> {
         let invalid = |_| Fault::Errno(libc::EINVAL);
         let list = AccessList::parse(text).map_err(invalid)?;
         let text = list.to_text().map_err(invalid)?;
-        volume
-            .files
-            .set_xattr(dir.ino, ACL_ATTRIBUTE, &text, SetXattr::Any)?;
+        if !self.turn.is_done() {
+            let files = &volume.files;
+            files.set_xattr(dir.ino, ACL_ATTRIBUTE, &text, SetXattr::Any)?;
+        }
         self.durable(&volume, &[Change::answered(dir.ino, Fid::from(fid))])?;
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreACL {

@@ -17,10 +17,11 @@ impl RequestContext<'_> {
             let (what, value) = ("lock type", kind as u32);
             return Err(WireError::Undefined { what, value }.into());
         }
-        self.shared
-            .locks
-            .set(Instant::now(), file, kind)
-            .map_err(refused)?;
+        if !self.turn.is_done() {
+            let (locks, by) = (&self.shared.locks, self.turn.id());
+            let set = locks.set(Instant::now(), file, kind, by);
+            set.map_err(refused)?;
+        }
         Ok(Reply::SetLock {
             sync: volume.sync(),
         })
@@ -39,10 +40,11 @@ impl RequestContext<'_> {
 
     pub(super) fn release_lock(&self, fid: &AfsFid) -> CallResult<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
-        self.shared
-            .locks
-            .release(Instant::now(), file)
-            .map_err(refused)?;
+        if !self.turn.is_done() {
+            let (locks, by) = (&self.shared.locks, self.turn.id());
+            let released = locks.release(Instant::now(), file, by);
+            released.map_err(refused)?;
+        }
         Ok(Reply::ReleaseLock {
             sync: volume.sync(),
         })

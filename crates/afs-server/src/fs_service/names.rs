@@ -11,8 +11,8 @@ use crate::fid;
 use crate::lanes;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
-use afs_proto::{AfsFid, Fid, Rights};
-use fs::{Attr, FileType, Files, Ino, New, SetAttr, SetTime, Time};
+use afs_proto::{Abort, AfsFid, Fid, Rights};
+use fs::{Attr, FileType, Files, Ino, Kind, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
 /// Mode of a file if the client sends none.
@@ -73,15 +73,14 @@ impl RequestContext<'_> {
         contents: &[u8],
         wanted: &AfsStoreStatus,
     ) -> CallResult<Reply<'static>> {
-        let made = self.make(directory, name, wanted, |volume, dir| {
+        let mode = wanted.unix_mode_bits.unwrap_or(LINK_MODE) & 0o777;
+        let set = SetAttr {
+            permissions: (mode != LINK_MODE).then_some(mode),
+            ..SetAttr::default()
+        };
+        let made = self.make(directory, name, wanted, Some(&set), |volume, dir| {
             let (uid, gid) = (ANONYMOUS, dir.inode.gid);
-            let made = volume.files.symlink(dir.ino, name, contents, uid, gid)?;
-            let mode = wanted.unix_mode_bits.unwrap_or(LINK_MODE) & 0o777;
-            let set = SetAttr {
-                permissions: (mode != LINK_MODE).then_some(mode),
-                ..SetAttr::default()
-            };
-            set_attr(volume, made.ino, &set)
+            volume.files.symlink(dir.ino, name, contents, uid, gid)
         })?;
         Ok(Reply::Symlink {
             fid: made.fid,
@@ -99,27 +98,43 @@ impl RequestContext<'_> {
         wanted: &AfsStoreStatus,
         (kind, mode): (FileType, u32),
     ) -> CallResult<Made> {
-        self.make(directory, name, wanted, |volume, dir| {
+        self.make(directory, name, wanted, None, |volume, dir| {
             let new = new(kind, dir, wanted, mode);
-            Ok(volume.files.create(dir.ino, name, &new)?)
+            volume.files.create(dir.ino, name, &new)
         })
     }
 
-    /// Runs `make` to create an inode in a directory, and updates the directory's pages.
+    /// Runs `make` to create an inode in a directory, in one operation, sets its attributes, and
+    /// updates the directory's pages.
     fn make(
         &self,
         directory: &AfsFid,
         name: &[u8],
         wanted: &AfsStoreStatus,
-        make: impl FnOnce(&Arc<Volume>, &Attr) -> CallResult<Attr>,
+        set: Option<&SetAttr>,
+        make: impl FnOnce(&Arc<Volume>, &Attr) -> fs::Result<Attr>,
     ) -> CallResult<Made> {
         let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        let before = pages.prepare(&volume.files, Some(name))?;
-        let made = make(&volume, &dir).and_then(|attr| {
+        let is_done = self.turn.is_done();
+        let before = pages.prepare(&volume.files, (!is_done).then_some(name))?;
+        let made = if is_done {
+            volume.files.lookup(dir.ino, name).map_err(later_if_gone)
+        } else {
+            let made = self.turn.once(|| make(&volume, &dir));
+            made.map_err(Fault::from)
+        };
+        let made = made.and_then(|attr| {
+            let attr = match set {
+                Some(set) => set_attr(&volume, attr.ino, set)?,
+                None => attr,
+            };
             let fid = fid_of(&attr)?;
-            pages.insert(name, fid);
+            if !is_done {
+                // Pages that were built after it have the name.
+                pages.insert(name, fid);
+            }
             let callback = self.promise(&volume, attr.ino);
             if let Some(seconds) = wanted.client_mod_time {
                 let seconds = seconds.into();
@@ -160,9 +175,12 @@ impl RequestContext<'_> {
         if !attr.inode.is_dir() && attr.inode.parent != dir.ino {
             return Err(Fault::Errno(libc::EXDEV));
         }
-        let before = pages.prepare(&volume.files, Some(name))?;
-        volume.files.link(ino, dir.ino, name)?;
-        pages.insert(name, Fid::from(existing));
+        let is_done = self.turn.is_done();
+        let before = pages.prepare(&volume.files, (!is_done).then_some(name))?;
+        if !is_done {
+            self.turn.once(|| volume.files.link(ino, dir.ino, name))?;
+            pages.insert(name, Fid::from(existing));
+        }
         let linked = self.finish_change(&volume, &mut pages);
         drop(pages);
         let changed = [
@@ -207,17 +225,24 @@ impl RequestContext<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        // Check first, so that a missing name leaves no mark.
-        let named = volume.files.lookup(dir.ino, name)?;
-        let before = pages.prepare(&volume.files, None)?;
-        let removed = remove(&volume.files, dir.ino, name);
         let mut changed = vec![Change::answered(dir.ino, directory.into())];
-        changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
-        let removed = removed.map_err(Fault::from).and_then(|gone| {
-            pages.remove(name);
-            self.drop_if_removed(&volume, &gone);
-            self.finish_change(&volume, &mut pages)
-        });
+        let (before, removed) = if self.turn.is_done() {
+            // All clients know that their promises have ended.
+            let before = pages.prepare(&volume.files, None)?;
+            (before, self.finish_change(&volume, &mut pages))
+        } else {
+            // Check first, so that a missing name leaves no mark.
+            let named = volume.files.lookup(dir.ino, name)?;
+            let before = pages.prepare(&volume.files, None)?;
+            let removed = self.turn.once(|| remove(&volume.files, dir.ino, name));
+            changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
+            let removed = removed.map_err(Fault::from).and_then(|gone| {
+                pages.remove(name);
+                self.drop_if_removed(&volume, &gone);
+                self.finish_change(&volume, &mut pages)
+            });
+            (before, removed)
+        };
         drop(pages);
         let directory_status =
             self.commit_and_notify(&volume, (dir.ino, before), &changed, removed)?;
@@ -298,6 +323,15 @@ fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
         uid: ANONYMOUS,
         gid: dir.inode.gid,
         rdev: 0,
+    }
+}
+
+/// Lets the client make again what a killed server has made, if others have removed it before the
+/// client had the reply.
+fn later_if_gone(error: fs::Error) -> Fault {
+    match error.kind() {
+        Kind::NotFound => Abort::VBUSY.into(),
+        _ => error.into(),
     }
 }
 

@@ -34,6 +34,9 @@ impl RequestContext<'_> {
         let (_, new_dir, allowed) = self.directory(new.0, Rights::INSERT)?;
         let may_replace = allowed.caller.has(Rights::DELETE);
         let dirs = (old_dir.ino, new_dir.ino);
+        if self.turn.is_done() {
+            return self.renamed_before(&volume, dirs, (old.0, new.0));
+        }
         for _ in 0..TRIES {
             let moved = volume.files.lookup(dirs.0, old.1)?;
             let above = moved.inode.is_dir() && dirs.0 != dirs.1;
@@ -71,6 +74,33 @@ impl RequestContext<'_> {
         Err(Abort::VBUSY.into())
     }
 
+    /// Answers a rename that a killed server has carried out.
+    fn renamed_before(
+        &self,
+        volume: &Volume,
+        dirs: (Ino, Ino),
+        fids: (&AfsFid, &AfsFid),
+    ) -> CallResult<Reply<'static>> {
+        let locked = Locked::new(volume, &[dirs.0, dirs.1], None);
+        let mut guards = locked.lock();
+        for (_, pages) in &mut guards {
+            pages.prepare(&volume.files, None)?;
+        }
+        let old_status = self.finish_change(volume, at(&mut guards, dirs.0)?)?;
+        let new_status = self.finish_change(volume, at(&mut guards, dirs.1)?)?;
+        drop(guards);
+        let changed = [
+            Change::answered(dirs.0, Fid::from(fids.0)),
+            Change::answered(dirs.1, Fid::from(fids.1)),
+        ];
+        self.durable(volume, &changed)?;
+        Ok(Reply::Rename {
+            old_directory_status: old_status,
+            new_directory_status: new_status,
+            sync: volume.sync(),
+        })
+    }
+
     fn rename_locked(
         &self,
         volume: &Volume,
@@ -100,7 +130,9 @@ impl RequestContext<'_> {
             let comes = (*ino == dirs.1 && target.is_none()).then_some(new.1);
             pages.prepare(files, comes)?;
         }
-        let replaced = files.rename((dirs.0, old.1), (dirs.1, new.1), fs::Rename::Replace)?;
+        let replaced = self
+            .turn
+            .once(|| files.rename((dirs.0, old.1), (dirs.1, new.1), fs::Rename::Replace))?;
         if !same {
             // In the order in which clients update their copies.
             at(guards, dirs.0)?.remove(old.1);

@@ -20,6 +20,10 @@ use std::sync::Arc;
 /// Bytes received before they are written.
 const CHUNK: u64 = 1 << 20;
 
+/// As [`CHUNK`], if the client keeps them until they are written: less than the smallest window of
+/// known clients, 16 packets.
+const KEPT_CHUNK: u64 = 12 << 10;
+
 /// Owner mode bit without which a file is not writable.
 const MAY_WRITE: u32 = 0o200;
 
@@ -57,12 +61,16 @@ impl RequestContext<'_> {
         if end.is_none_or(|end| end.max(place.file_length) > fs::FILE_SIZE_MAX) {
             return Err(Fault::Errno(libc::EFBIG));
         }
+        if self.turn.is_done() {
+            return self.stored(call, &volume, (ino, fid));
+        }
         let handle = volume.files.open(ino)?;
         let mut data = Data {
             call,
             sender: self.shared.hosts.admission.sender(),
             piece: first,
-            left: place.length,
+            left: place.length.saturating_sub(self.stored),
+            is_kept: self.turn.is_kept(),
         };
         let part = data.next()?;
         let mut store = volume.stores.begin(&volume.files, ino)?;
@@ -76,7 +84,8 @@ impl RequestContext<'_> {
                 };
                 lane.set_attr(ino, &set)?;
             }
-            let written = write_all(lane, &handle, place, part, &mut data, &mut store);
+            let begun = (part, self.stored);
+            let written = write_all(lane, &handle, place, begun, &mut data, &mut store);
             let set = written.and_then(|()| {
                 lane.set_attr(ino, &attributes(wanted, MODTIME))?;
                 Ok(())
@@ -95,7 +104,21 @@ impl RequestContext<'_> {
         add(&counters.stores, 1);
         add(&counters.stored_data, 1);
         add(&counters.stored_bytes, place.length);
-        let status = self.status(&volume, ino)?;
+        self.stored(call, &volume, (ino, fid))
+    }
+
+    /// Answers a store that was carried out, here or by a killed server.
+    fn stored(
+        &self,
+        call: &mut Call,
+        volume: &Arc<Volume>,
+        (ino, fid): (Ino, &AfsFid),
+    ) -> CallResult<()> {
+        if self.turn.is_done() {
+            self.notify_holders(volume, &[Change::answered(ino, Fid::from(fid))]);
+        }
+        let status = self.status(volume, ino)?;
+        self.turn.finished();
         super::write(
             call,
             &Reply::StoreData {
@@ -120,7 +143,9 @@ impl RequestContext<'_> {
         } else {
             self.check(&volume, &attr, rights_to_set(&attr))?
         };
-        self.set_attributes(&volume, ino, wanted)?;
+        if !self.turn.is_done() {
+            self.set_attributes(&volume, ino, wanted)?;
+        }
         let durable = volume.files.sync_names();
         self.notify_holders(&volume, &[Change::answered(ino, Fid::from(fid))]);
         durable?;
@@ -197,20 +222,21 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
 
 /// Writes all data as one version of the file. Overwritten bytes are replaced in place, and
 /// truncated bytes disappear at once, even from data in transmission to clients. The new version is
-/// therefore made durable first, so that a crash leaves no old version with other bytes.
+/// therefore made durable first, so that a crash leaves no old version with other bytes. Of the data a
+/// killed server has stored some bytes, with a version that clients may have seen.
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
     place: &StoreRange,
-    first: Vec<u8>,
+    (first, stored): (Vec<u8>, u64),
     data: &mut Data<'_>,
     store: &mut Store<'_>,
 ) -> CallResult<()> {
     let size = file.attr()?.inode.size;
     let end = place.position + place.length;
-    let cuts = place.file_length < size;
+    let cuts = place.file_length < size && stored == 0;
     let grows = place.file_length > size.max(end);
-    if cuts || place.length > 0 && place.position < size {
+    if cuts || stored > 0 || place.length > 0 && place.position < size {
         lane.files().raise_version(file.ino())?;
         store.raised = true;
         lane.files().sync_names()?;
@@ -224,7 +250,7 @@ fn write_all(
         lane.set_attr(file.ino(), &set)?;
         store.raised = true;
     }
-    let (mut at, mut part) = (place.position, first);
+    let (mut at, mut part) = (place.position + stored, first);
     while !part.is_empty() {
         if store.raised {
             lane.write_more(file, at, &part)?
@@ -234,6 +260,7 @@ fn write_all(
         }
         store.raised = true;
         at += part.len() as u64;
+        data.keep();
         part = data.next()?;
     }
     Ok(())
@@ -247,18 +274,32 @@ struct Data<'c> {
     piece: Bytes,
     /// Remaining bytes, including `piece`.
     left: u64,
+    /// Whether the client keeps what is not written yet, in case another server has to write it.
+    is_kept: bool,
 }
 
 impl Data<'_> {
-    /// Receives the next part; empty at the end.
+    /// Records that all that was received is written.
+    fn keep(&self) {
+        if self.is_kept && self.piece.is_empty() {
+            self.call.keep();
+        }
+    }
+
+    /// Receives the next part, which ends with a packet if the client keeps it; empty at the end.
     fn next(&mut self) -> CallResult<Vec<u8>> {
-        let wanted = usize::try_from(self.left.min(CHUNK)).unwrap_or(0);
+        let chunk = if self.is_kept { KEPT_CHUNK } else { CHUNK };
+        let mut wanted = usize::try_from(self.left.min(chunk)).unwrap_or(0);
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {
             if self.piece.is_empty() {
                 self.sender.await_bytes(self.call, wanted - part.len())?;
                 let piece = self.call.read()?;
                 self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
+            }
+            if self.is_kept {
+                let all = (part.len() + self.piece.len()) as u64;
+                wanted = wanted.max(usize::try_from(all.min(self.left)).unwrap_or(0));
             }
             let taken = self.piece.len().min(wanted - part.len());
             part.extend_from_slice(self.piece.slice(0..taken).as_ref());

@@ -42,7 +42,7 @@ impl RequestContext<'_> {
     ) -> CallResult<Reply<'static>> {
         let volume = self.volume_with(id, Rights::ADMINISTER)?;
         volume.check_writable()?;
-        if let Some(quota) = wanted.max_quota {
+        if let Some(quota) = wanted.max_quota.filter(|_| !self.turn.is_done()) {
             let quota = u64::try_from(quota).map_err(|_| Fault::Errno(libc::EINVAL))?;
             let files = volume.files.fileset();
             let quota = Quota {

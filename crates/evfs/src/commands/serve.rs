@@ -57,6 +57,11 @@ pub struct Args {
     /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
+    /// Continue the server if its process is killed or crashes: clients see a pause, and nothing that
+    /// was answered is lost. Another process, the keeper, holds the sockets and what is not on the
+    /// disk yet, and starts another server
+    #[arg(long)]
+    survive: bool,
     /// Detach from the terminal once the cell is served
     #[arg(long)]
     background: bool,
@@ -75,5 +80,6 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     spec.anonymous_write = args.anonymous_write;
     spec.threads = args.threads.map(usize::from);
     spec.allow_discards = args.allow_discards;
+    spec.survives = args.survive;
     service::run(context, &on, ServiceSpec::Serve(spec), args.background)
 }

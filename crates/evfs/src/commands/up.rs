@@ -43,7 +43,7 @@ All volumes, mounts and cells share one file cache, except volumes with `direct 
 
 A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, survive, \
 suid, dev, noexec, atime, sync-timeout (in seconds) and allow-discards. A serve table accepts device, key, \
-key-file, listen, announce, allow, rxdebug, anonymous-write, threads and allow-discards. A volume table accepts \
+key-file, listen, announce, allow, rxdebug, anonymous-write, threads, allow-discards and survive. A volume table accepts \
 device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, \
 allow-discards, direct and survive. A table with `survive = true` needs a process of its own: see --only.
 

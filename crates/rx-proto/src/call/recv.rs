@@ -14,6 +14,9 @@ use std::collections::VecDeque;
 /// free.
 const PLACE_BYTES: usize = 256;
 
+/// Most packets that a predecessor may have received and lost: a window.
+const LOST_MAX: usize = 255;
+
 /// Classification of a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placed {
@@ -46,6 +49,9 @@ pub(crate) struct Receiver<D> {
     bytes: usize,
     /// Whether received data is dropped because the application will not read it.
     discarding: bool,
+    /// First packet that the peer must keep, although it may be read; `None` if it need not keep
+    /// packets that were read.
+    kept_before: Option<Seq>,
 }
 
 impl<D: Payload> Receiver<D> {
@@ -58,6 +64,53 @@ impl<D: Payload> Receiver<D> {
             highest: Seq(0),
             bytes: 0,
             discarding: false,
+            kept_before: None,
+        }
+    }
+
+    /// Creates one of which a predecessor has kept all packets before `next`, and has received some
+    /// up to `highest`, which are lost. `ends` if that was the last packet.
+    pub(crate) fn continued(next: Seq, highest: Seq, ends: bool) -> Receiver<D> {
+        let mut receiver = Receiver::new();
+        receiver.next_read = next;
+        receiver.kept_before = Some(next);
+        receiver.last = ends.then_some(highest);
+        receiver.highest = Seq(next.0.wrapping_sub(1));
+        if highest.is_after(receiver.highest) {
+            receiver.highest = highest;
+            let lost = highest.distance(next) as usize + 1;
+            receiver.slots.resize_with(lost.min(LOST_MAX), || None);
+        }
+        receiver
+    }
+
+    /// Lets the peer keep all packets until [`Receiver::keep`].
+    pub(crate) const fn hold(&mut self) {
+        self.kept_before = Some(Seq(1));
+    }
+
+    /// Reports whether the peer must keep packets that were read.
+    pub(crate) const fn holds(&self) -> bool {
+        self.kept_before.is_some()
+    }
+
+    /// Records that the peer need not keep the packets before `next`; all that were read if `None`.
+    /// Returns the number of packets that this releases.
+    pub(crate) fn keep(&mut self, next: Option<Seq>) -> u32 {
+        let before = self.hard();
+        self.kept_before = match (next, self.kept_before) {
+            (Some(next), Some(held)) if next.is_after(held) => Some(next),
+            (Some(_), held) => held,
+            (None, _) => None,
+        };
+        self.hard().distance(before)
+    }
+
+    /// Returns the first packet that the peer must keep.
+    pub(crate) fn hard(&self) -> Seq {
+        match self.kept_before {
+            Some(kept) if self.next_read.is_after(kept) => kept,
+            _ => self.next_read,
         }
     }
 
@@ -84,6 +137,11 @@ impl<D: Payload> Receiver<D> {
         self.in_order > 0
     }
 
+    /// Checks whether the last packet was received.
+    pub(crate) const fn has_last(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// Checks whether all packets up to the last were received, read or not.
     pub(crate) fn complete(&self) -> bool {
         let received = self
@@ -102,9 +160,10 @@ impl<D: Payload> Receiver<D> {
         self.last.is_some_and(|last| self.next_read == last.next())
     }
 
-    /// Reports for each packet from `next_read` on whether it was received.
+    /// Reports for each packet from [`Receiver::hard`] on whether it was received.
     pub(crate) fn received(&self) -> impl Iterator<Item = bool> {
-        self.slots.iter().map(Option::is_some)
+        let read = self.next_read.distance(self.hard()) as usize;
+        std::iter::repeat_n(true, read).chain(self.slots.iter().map(Option::is_some))
     }
 
     /// Classifies a packet for a window of `window` packets.

@@ -159,6 +159,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 }
             }
         };
+        if c.receiver.holds() && data.is_empty() && !last {
+            // Packets that are not counted by their bytes cannot be kept.
+            self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR));
+            return;
+        }
         self.stats.bytes_in += data.len() as u64;
         if let Some(path) = self.paths.get_mut(c.place.path) {
             path.bytes_received += data.len() as u64;
@@ -194,6 +199,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             c.ping_due = true;
             return self.mark_ready(call);
         }
+        if c.receiver.holds() && c.user.announced && c.role == Role::Server {
+            self.queue_event(call, |news| news.received = true);
+        }
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
         if !c.user.announced {
             self.announce(call);
         } else if c.user.reader_waits && (c.receiver.is_readable() || c.receiver.at_end()) {
@@ -245,6 +256,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .released(c.place.host, held - c.sender.stream.held());
         match acknowledged {
             Ok(effect) => self.apply(now, call, &effect),
+            // The reply that the other server sent has arrived.
+            Err(_) if c.continued => self.end_call(now, call, End::Closed, None),
             Err(_) => self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR)),
         }
     }

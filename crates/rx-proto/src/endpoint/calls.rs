@@ -41,6 +41,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         match role {
             Role::Server => {
                 self.calls_in += 1;
+                if self.config.keeps_requests
+                    && let Some(c) = self.calls.get_mut(call)
+                {
+                    c.receiver.hold();
+                }
                 if proven {
                     self.count_call(call);
                 }
@@ -135,6 +140,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 service: connection.service,
                 user_status: c.user_status,
             })
+        } else if std::mem::take(&mut news.received) {
+            Event::Received(id)
         } else if std::mem::take(&mut news.readable) {
             Event::Readable(id)
         } else if std::mem::take(&mut news.writable) {
@@ -219,6 +226,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         if c.role == Role::Server {
             self.calls_in -= 1;
+            if self.config.keeps_requests && c.user.announced {
+                let over = Event::Over(CallId(call));
+                self.notices.push_back(PendingEvent::Event(over));
+            }
         }
         if c.counted {
             self.hosts.call_over(c.place.host);

@@ -127,13 +127,22 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         header: &Header,
     ) -> Option<Key> {
         if let Some(before) = before {
-            if self.calls.get(before).is_some_and(|c| c.user.held) {
-                self.end_call(now, before, End::Superseded, None);
-                self.say_busy(connection, header);
-                return None;
+            let held = self.calls.get(before).filter(|c| c.user.held);
+            match held.map(|c| c.continued) {
+                Some(continued) => {
+                    self.end_call(now, before, End::Superseded, None);
+                    if !continued {
+                        self.say_busy(connection, header);
+                        return None;
+                    }
+                    // The client has the reply of the server that began the call. To wait for this
+                    // one would only delay the client, perhaps while its answer is waited for.
+                }
+                None => {
+                    self.reply_arrived(now, before);
+                    self.remove_call(now, before);
+                }
             }
-            self.reply_arrived(now, before);
-            self.remove_call(now, before);
         }
         if self.calls_in >= self.config.calls_max || !self.host_may_call(path) {
             self.say_busy(connection, header);

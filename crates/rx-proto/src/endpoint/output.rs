@@ -370,7 +370,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             (true, true) => self.config.receive_window.min(CROWDED_WINDOW),
         };
         let ack = AckOut {
-            first: c.receiver.next_read(),
+            first: c.receiver.hard(),
             previous: if proven { c.receiver.highest() } else { Seq(0) },
             serial,
             reason,

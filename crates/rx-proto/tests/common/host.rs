@@ -195,7 +195,7 @@ impl Host {
                     self.outcomes.insert(tag, Outcome::Ended(reason));
                 }
             }
-            Event::ChannelFree(_) | Event::Closed(_) => {}
+            Event::ChannelFree(_) | Event::Closed(_) | Event::Received(_) | Event::Over(_) => {}
         }
     }
 

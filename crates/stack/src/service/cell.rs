@@ -19,6 +19,7 @@ use crate::control::{self, CellRequest, FsRequest, GrowRequest, Run, check_name}
 use crate::filesystem::grow::{self, Layers, Upper};
 use crate::filesystem::{execute, open_counted, resolve, transfer};
 use crate::metrics::Samples;
+use crate::succession::Succession;
 use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
 use crate::watch::CellCounters;
@@ -58,6 +59,8 @@ pub struct ServeSpec {
     pub threads: Option<usize>,
     /// Pass discards to the device.
     pub allow_discards: bool,
+    /// Let another process continue the server if this one dies.
+    pub survives: bool,
     /// Configuration file that defines the service.
     pub config: Option<PathBuf>,
 }
@@ -75,6 +78,7 @@ impl ServeSpec {
             anonymous_write: false,
             threads: None,
             allow_discards: false,
+            survives: false,
             config: None,
         }
     }
@@ -99,6 +103,9 @@ pub(super) fn build(
 ) -> Result<Built> {
     let name = spec.device.display().to_string();
     let (fs, device, stats) = open_counted(open, &name, settings, Access::ReadWrite)?;
+    if let Some(succession) = settings.succession() {
+        succession.check_adopted(&fs)?;
+    }
     let record = Record::of(&fs, &name)?;
     let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
         [] => or.to_vec(),
@@ -133,6 +140,7 @@ pub(super) fn build(
         announced,
         config: Some(config),
         cache: Arc::clone(cache),
+        succession: settings.succession().cloned(),
         server: None,
         volumes: Vec::new(),
         jobs: Jobs::default(),
@@ -155,6 +163,8 @@ struct CellGraph {
     /// cache may still have pages of its volumes, which a new server would open a second time.
     config: Option<Config>,
     cache: Arc<ProcessCache>,
+    /// What another process needs to continue the server; `None` if it ends with this one.
+    succession: Option<Arc<Succession>>,
     // Fields drop in this order: the ports before the files, the files before the file system.
     server: Option<Server>,
     /// Volumes whose files are still to be closed after the server has stopped.
@@ -220,8 +230,18 @@ impl Graph for CellGraph {
             return Ok(());
         };
         let fs = Arc::clone(self.fs()?);
-        let started = Server::start(config, fs, self.cache.cache()?);
+        let cache = self.cache.cache()?;
+        let started = match &self.succession {
+            None => Server::start(config, fs, cache),
+            Some(succession) => {
+                let survival = succession.of_cell(&fs, &cache)?;
+                Server::start_surviving(config, fs, cache, survival)
+            }
+        };
         let server = started.map_err(|error| not_started(&self.spec, error, &self.run_dir))?;
+        if let Some(succession) = &self.succession {
+            succession.serving()?;
+        }
         let at = |address: &Ipv4Addr| ExportAt::new("afs", address.to_string());
         status.exports = self.listen.iter().map(at).collect();
         self.server = Some(server);
@@ -249,6 +269,10 @@ impl Graph for CellGraph {
     fn close_exports(&mut self, _status: &mut Status, _closing: Closing) -> Result<()> {
         if let Some(server) = self.server.take() {
             self.volumes = server.volumes().all();
+            drop(server);
+            if let Some(succession) = &self.succession {
+                succession.close_ports()?;
+            }
         }
         Ok(())
     }
@@ -437,6 +461,9 @@ fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
         StartError::Port { address, source } => (address, source),
         StartError::Thread(source) => {
             return Error::Failed(format!("cannot start a thread of the server: {source}"));
+        }
+        StartError::Left(source) => {
+            return Error::Failed(format!("the cell cannot be continued: {source}"));
         }
     };
     match source.kind() {

@@ -44,7 +44,7 @@ impl ServiceSpec {
         match self {
             ServiceSpec::Attach(spec) => spec.survives,
             ServiceSpec::Mount(spec) => spec.survives,
-            ServiceSpec::Serve(_) => false,
+            ServiceSpec::Serve(spec) => spec.survives,
         }
     }
 
@@ -93,7 +93,11 @@ impl ServiceSpec {
                 surviving(target, open)
                     .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))
             }
-            ServiceSpec::Serve(spec) => target.open(options(false, spec.allow_discards)),
+            ServiceSpec::Serve(spec) => {
+                let options = options(false, spec.allow_discards);
+                let open = |source: &Source<'_>| Target { source, ..*target }.open(options);
+                surviving(target, open)
+            }
         }
     }
 }
