@@ -1,6 +1,6 @@
-//! The server of a cell with `--survive` is killed again and again while programs use it through
-//! OpenAFS's client: they see no error, each byte of a file that was closed is there, and no client
-//! sees an older one.
+//! The server of a cell with `--survive` is killed again and again, or starts anew, while programs use
+//! it through OpenAFS's client: they see no error, each byte of a file that was closed is there, and no
+//! client sees an older one.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -206,9 +206,13 @@ fn programs_do_not_notice(on: On) {
         let passed = scope.spawn(move || pass_numbers(&numbers.0, &numbers.1, over));
         let killed = catch_unwind(AssertUnwindSafe(|| {
             let mut times = Vec::new();
-            for _ in 0..kills {
+            for number in 1..=kills {
                 std::thread::sleep(Duration::from_millis(200 + random.below(1500)));
-                times.push(kill_the_server(&machine, &served));
+                if number % 4 == 0 {
+                    s.run(&["restart"]).ok();
+                } else {
+                    times.push(kill_the_server(&machine, &served));
+                }
             }
             std::thread::sleep(Duration::from_secs(1));
             times

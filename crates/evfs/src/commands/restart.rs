@@ -28,7 +28,7 @@ within a minute, or cannot read what the running one leaves, the running one goe
 connections with TLS are closed; their clients connect again. The process that watches over the server remains the \
 old program until the service is detached.")]
 pub struct Args {
-    /// Attached volume or mounted file system: its name, its device, or the place of an export, such as
+    /// Attached volume, mounted file system or served cell: its name, its device, or the place of an export, such as
     /// the directory of a mount [default: all that were started with --survive]
     #[arg(add = names::services())]
     name: Option<PathBuf>,
