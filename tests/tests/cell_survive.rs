@@ -1,4 +1,4 @@
-//! The server of a cell with `--survive` is killed again and again, or starts anew, while programs use
+//! The server of a cell with `--survive` is killed or restarted again and again while programs use
 //! it through OpenAFS's client: they see no error, each byte of a file that was closed is there, and no
 //! client sees an older one.
 //!

@@ -478,10 +478,8 @@ fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
         let survival = &status["volumes"][0]["survival"];
         assert_eq!(survival["restart_refused"], true, "{status}");
         assert_eq!(survival["predecessors"], 2 * (number + 1), "{status}");
-        assert_eq!(
-            mounted.said().matches("EVFS-0819").count() >= number + 1,
-            true
-        );
+        let said = mounted.said();
+        assert!(said.matches("EVFS-0819").count() > number, "{said}");
     }
     s.run(&["restart", mounted.dir().to_str().unwrap()]).ok();
     let status = s.json(&["status"]);

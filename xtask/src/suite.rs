@@ -14,12 +14,13 @@ use std::process::Command;
 pub const PLAIN: &str = "plain";
 
 /// Examples that tests start. The others are only linted.
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 8] = [
     "call_vlserver",
     "die_registered",
     "large_calls",
     "long_study",
     "rbd_writer",
+    "survivor",
     "test_server",
     "touch_page",
 ];

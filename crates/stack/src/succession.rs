@@ -111,8 +111,8 @@ impl Succession {
         }))
     }
 
-    /// Reports whether the program of the last [`Succession::restart`] did not serve.
-    pub fn is_refused(&self) -> bool {
+    /// Reports whether the program that was to take over last did not serve.
+    pub(crate) fn is_refused(&self) -> bool {
         self.refused
     }
 

@@ -69,6 +69,7 @@ fn serve(spec: &Spec, begin: Begin) -> u8 {
         link,
         mut kept,
         generation,
+        ..
     } = begin;
     let lock = kept.take_one("lock");
     let is_first = lock.is_none();

@@ -18,7 +18,7 @@
 //! last value wins, and that one is not older than the disk's.
 
 use crate::error::Result;
-use crate::format::key::{Ino, Item, Key, Section, TreeId};
+use crate::format::key::{Ino, Key, Section, TreeId};
 use crate::format::record::{FILE_SIZE_MAX, INODE_BYTES, In, Inode, Out, Time};
 use crate::format::sums::{SUMS_BLOCKS, Sum};
 use crate::metadata::database::SpaceChange;
@@ -26,7 +26,7 @@ use crate::metadata::inode_state::InodeState;
 use crate::metadata::journal::{self, Delta};
 use crate::metadata::pending_sums::{PendingSums, bits, parts};
 use crate::metadata::state::State;
-use crate::metadata::unsaved::{Unsaved, is_ahead};
+use crate::metadata::unsaved::{Unsaved, inode_of, is_ahead, sums_of};
 use foldhash::HashMap;
 use std::collections::BTreeMap;
 
@@ -133,17 +133,6 @@ fn sort<T: Ord>(list: &mut Vec<T>) {
         list.sort_unstable();
         list.dedup();
     }
-}
-
-/// Returns the inode that a key is the record of.
-pub(super) fn inode_of(key: &Key) -> Option<(TreeId, Ino)> {
-    let is_record = key.layer != 0 && *key == Key::item(key.layer, key.object, Item::Inode, 0);
-    is_record.then_some((key.layer, key.object))
-}
-
-/// Returns the number of the record of checksums that a key is of.
-pub(super) fn sums_of(key: &Key) -> Option<u64> {
-    key.is_in(Section::Sums).then_some(key.item)
 }
 
 impl State {

@@ -5,11 +5,11 @@
 //! its items back.
 
 use crate::format::account::Owner;
-use crate::format::key::{Ino, Key, TreeId};
+use crate::format::key::{Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Out, Run};
 use crate::format::sums::SUMS_BLOCKS;
 use crate::metadata::inode_state::InodeState;
-use crate::metadata::{journal, saved};
+use crate::metadata::journal;
 
 /// Room for the numbers of items and of runs, which an entry begins with.
 const COUNTS_BYTES: usize = 8;
@@ -65,9 +65,9 @@ impl Unsaved {
 
     /// Notes what else an item that was set or deleted concerns: what is in memory counts more.
     pub fn note_item(&mut self, key: &Key) {
-        if let Some(name) = saved::inode_of(key) {
+        if let Some(name) = inode_of(key) {
             self.inodes.push(name);
-        } else if let Some(number) = saved::sums_of(key) {
+        } else if let Some(number) = sums_of(key) {
             let (start, blocks) = (number * SUMS_BLOCKS, SUMS_BLOCKS);
             self.sums.push(Run { start, blocks });
         }
@@ -121,4 +121,15 @@ impl Unsaved {
 /// Reports whether an inode has something that no commit makes an item of.
 pub(super) fn is_ahead(core: &InodeState) -> bool {
     core.unnamed || core.inode.size != core.inode.disk_size
+}
+
+/// Returns the inode that a key is the record of.
+pub(super) fn inode_of(key: &Key) -> Option<(TreeId, Ino)> {
+    let is_record = key.layer != 0 && *key == Key::item(key.layer, key.object, Item::Inode, 0);
+    is_record.then_some((key.layer, key.object))
+}
+
+/// Returns the number of the record of checksums that a key is of.
+pub(super) fn sums_of(key: &Key) -> Option<u64> {
+    key.is_in(Section::Sums).then_some(key.item)
 }

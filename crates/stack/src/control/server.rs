@@ -64,8 +64,7 @@ impl Listener {
         })
     }
 
-    /// Takes the name again, whose socket a predecessor has left. Only [`Listener::close`] removes
-    /// the socket.
+    /// Takes the name again, whose socket a predecessor has left. Only `close` removes the socket.
     ///
     /// # Errors
     /// As [`Listener::bind`].
