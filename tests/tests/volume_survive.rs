@@ -703,7 +703,7 @@ mod needs_peer {
                 "--size=12M",
                 "--fsync=64",
             ])
-            .args(["--time_based", "--runtime=8", "--bs_unaligned=0"])
+            .args(["--time_based", "--runtime=12", "--bs_unaligned=0"])
             .arg(format!("--offset={offset}"))
             .arg(format!("--name={name}"))
             .arg(format!("--uri={uri}"))
@@ -712,6 +712,29 @@ mod needs_peer {
             .stderr(Stdio::piped())
             .spawn()
             .expect("fio is installed")
+    }
+
+    /// Counts the NBD connections in this network namespace: at a TCP address, and at Unix sockets,
+    /// which the server has bound through a descriptor.
+    fn connections(tcp: &str) -> usize {
+        let port: u16 = tcp.rsplit(':').next().unwrap().parse().unwrap();
+        let tcp = format!(":{port:04X}");
+        let count = |file: &str, is_one: &dyn Fn(&[&str]) -> bool| {
+            let all = fs::read_to_string(file).unwrap();
+            let fields = |line: &&str| is_one(&line.split_whitespace().collect::<Vec<_>>());
+            all.lines().skip(1).filter(fields).count()
+        };
+        // The states: connected, established.
+        let unix = count("/proc/net/unix", &|fields| {
+            fields[5] == "03"
+                && fields
+                    .get(7)
+                    .is_some_and(|path| path.starts_with("/proc/self/fd/"))
+        });
+        let tcp = count("/proc/net/tcp", &|fields| {
+            fields[1].ends_with(&tcp) && fields[3] == "01"
+        });
+        unix + tcp
     }
 
     /// fio verifies what it wrote, over libnbd, and through the clients of nbdkit and qemu.
@@ -740,6 +763,15 @@ mod needs_peer {
             fio(&s, "nbdkit", &through(&kit), "24M"),
             fio(&s, "qemu", &through(&qemu), "36M"),
         ];
+        // A connection that is accepted when the server dies is closed. fio connects twice, first for
+        // the size.
+        let mut since = Instant::now();
+        wait_until("each fio uses its connection", || {
+            if connections(&tcp_address(&kept)) != all.len() {
+                since = Instant::now();
+            }
+            since.elapsed() > Duration::from_millis(700)
+        });
         let mut random = Random::from_environment();
         let until = Instant::now() + Duration::from_secs(8);
         let mut killed = 0;
