@@ -11,7 +11,7 @@ use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, site, soak, suit
 use std::path::Path;
 
 /// Seconds for each fuzz target in a full check.
-const FUZZ_SECONDS: &str = "20";
+const FUZZ_SECONDS: &str = "10";
 
 /// Seed of the fuzz targets in a full check, so that no change fails for an older defect.
 const FUZZ_SEED: &str = "1";

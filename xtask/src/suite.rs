@@ -39,7 +39,7 @@ const AGAIN: [&str; 8] = [
 ];
 
 /// Operations of each test of the file system against its model, in a run of all tests.
-const OPERATIONS: &str = "25000";
+const OPERATIONS: &str = "15000";
 
 /// Power cuts of each test of the file system that has them, in a run of all tests.
 const CUTS: &str = "400";
