@@ -17,14 +17,14 @@ use crate::volume::Volumes;
 use rx::{Entry, Keep};
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use survival::requests::SLOTS;
 use survival::sealed::checksum;
-use survival::{Memory, Requests};
+use survival::{Memory, Requests, addresses};
 
 /// Takes over the dirty pages of the volumes of a killed server, before a call is served.
 pub type Adopt = Box<dyn FnOnce(&Volumes) -> io::Result<()> + Send>;
@@ -53,7 +53,7 @@ const HEADER_WORDS: usize = 2;
 const CLIENTS_MAX: usize = 65_536;
 /// Words of a client: the time until which it may trust promises, 0 for none; what names it; a
 /// checksum.
-const NAME_WORDS: usize = 5;
+const NAME_WORDS: usize = addresses::WORDS;
 const CLIENT_WORDS: usize = 1 + NAME_WORDS + 1;
 
 /// State of a server that another one can continue.
@@ -227,7 +227,7 @@ impl Clients {
     ) -> Option<KeptClient> {
         let slot = self.free().pop()?;
         let words = self.words(slot);
-        let name = name_of(address, local);
+        let name = addresses::to_words(address, local);
         words[0].store(0, Release);
         for (word, value) in words[1..].iter().zip(name) {
             word.store(value, Relaxed);
@@ -251,7 +251,7 @@ impl Clients {
             if words[1 + NAME_WORDS].load(Acquire) != checksum(&name) {
                 return Err(damaged());
             }
-            let (address, local) = address_of(&name);
+            let (address, local) = addresses::from_words(&name);
             holders.push(Holder {
                 address,
                 local,
@@ -288,37 +288,6 @@ impl Drop for KeptClient {
 fn damaged() -> io::Error {
     let text = "the table of clients of the previous server is damaged";
     io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
-fn name_of(address: SocketAddr, local: Option<IpAddr>) -> [u64; NAME_WORDS] {
-    let bits = |address: IpAddr| match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
-        IpAddr::V6(address) => address.to_bits(),
-    };
-    let (own, to) = (bits(address.ip()), local.map_or(0, bits));
-    let flags = u64::from(address.is_ipv4()) << 32 | u64::from(local.is_some()) << 33;
-    [
-        (own >> 64) as u64,
-        own as u64,
-        (to >> 64) as u64,
-        to as u64,
-        u64::from(address.port()) | flags,
-    ]
-}
-
-fn address_of(name: &[u64; NAME_WORDS]) -> (SocketAddr, Option<IpAddr>) {
-    let is_v4 = name[4] >> 32 & 1 != 0;
-    let address = |high: u64, low: u64| {
-        let address = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
-        if is_v4 {
-            IpAddr::V6(address).to_canonical()
-        } else {
-            address.into()
-        }
-    };
-    let local = (name[4] >> 33 & 1 != 0).then(|| address(name[2], name[3]));
-    let own = SocketAddr::new(address(name[0], name[1]), name[4] as u16);
-    (own, local)
 }
 
 /// Lets changes be answered once the holders of a killed server's promises know that they have ended.

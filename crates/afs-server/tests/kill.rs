@@ -11,6 +11,7 @@ mod common;
 use afs_client::{Client, Error, Options, PortSet};
 use afs_proto::AfsFid;
 use block_testing::Random;
+use common::numbered::{content, numbers};
 use common::process::{Disk, Process, free_port};
 use common::{PATIENCE, seed};
 use rx::Timeouts;
@@ -34,25 +35,11 @@ struct Written {
     version: AtomicU64,
 }
 
-fn content(number: u64) -> Vec<u8> {
-    let mut all = number.to_be_bytes().repeat(BYTES / 8 + 1);
-    all.truncate(BYTES);
-    all
-}
-
-/// Returns the smallest and the largest number in a content.
-fn numbers(data: &[u8]) -> (u64, u64) {
-    let numbers = data.as_chunks().0.iter().map(|w| u64::from_be_bytes(*w));
-    numbers.fold((u64::MAX, 0), |(least, most), n| {
-        (least.min(n), most.max(n))
-    })
-}
-
 impl Written {
     /// Stores once: overwrites the content, or truncates the file first.
     fn store(&self, client: &Client) -> Result<(), Error> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        let data = content(number);
+        let data = content(number, BYTES);
         let status = match number % 3 {
             0 => {
                 client.store_data(self.fid, 0, &[], 0)?;

@@ -14,6 +14,7 @@ use afs_client::{Client, Error, Options, PortSet};
 use afs_proto::dir::Directory;
 use afs_proto::{Abort, AfsFid};
 use block_testing::Random;
+use common::numbered::{content, numbers};
 use common::process::{Disk, free_port};
 use common::{PATIENCE, seed};
 use rx::Timeouts;
@@ -136,20 +137,6 @@ impl Load {
     }
 }
 
-fn content(number: u64) -> Vec<u8> {
-    let mut all = number.to_be_bytes().repeat(BYTES / 8 + 1);
-    all.truncate(BYTES);
-    all
-}
-
-/// Returns the smallest and the largest number in a content.
-fn numbers(data: &[u8]) -> (u64, u64) {
-    let numbers = data.as_chunks().0.iter().map(|w| u64::from_be_bytes(*w));
-    numbers.fold((u64::MAX, 0), |(least, most), n| {
-        (least.min(n), most.max(n))
-    })
-}
-
 /// Number of calls that were made again because their code asks clients for it.
 static AGAIN: AtomicU64 = AtomicU64::new(0);
 
@@ -177,7 +164,7 @@ struct Written {
 impl Written {
     fn store(&self, client: &Client) {
         let number = self.begun.fetch_add(1, SeqCst) + 1;
-        let data = content(number);
+        let data = content(number, BYTES);
         // Some stores are a single packet.
         let (at, part) = match number % 3 {
             0 => (0, &data[..1000]),
@@ -244,7 +231,7 @@ fn clients_of_a_server_with_a_keeper_see_a_pause_and_no_more() {
     let written: Vec<Written> = (0..WRITERS)
         .map(|n| {
             let fid = made(|| maker.create(root, &format!("f{n}"))).0;
-            made(|| maker.store_data(fid, 0, &content(0), BYTES as u64));
+            made(|| maker.store_data(fid, 0, &content(0, BYTES), BYTES as u64));
             Written {
                 fid,
                 begun: AtomicU64::new(0),

@@ -23,13 +23,12 @@ use rx_proto::{
 };
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use survival::Memory;
 use survival::sealed::{self, checksum, seal, unseal};
+use survival::{Memory, addresses};
 
 /// First word: the magic, and the version in the last byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVFSrx\0\x01");
@@ -40,7 +39,7 @@ const HEADER_WORDS: usize = 8;
 const CONNECTIONS: usize = 16_384;
 /// Words of a connection: its checksum, which makes it count; what it names; the number of the last
 /// call of each channel; and the codes by which these were aborted.
-const NAME_WORDS: usize = 6;
+const NAME_WORDS: usize = addresses::WORDS + 1;
 const NUMBERS: usize = 1 + NAME_WORDS;
 const CODES: usize = NUMBERS + CHANNELS;
 const CONNECTION_WORDS: usize = CODES + CHANNELS;
@@ -539,44 +538,20 @@ fn read_connection(
 
 /// Writes what names a connection as words.
 fn name_of(kept: &KeptConnection) -> [u64; NAME_WORDS] {
-    let bits = |address: IpAddr| match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
-        IpAddr::V6(address) => address.to_bits(),
-    };
-    let peer = bits(kept.route.peer.ip());
-    let local = kept.route.local.map_or(0, bits);
-    let is_v4 = u64::from(kept.route.peer.is_ipv4());
-    let has_local = u64::from(kept.route.local.is_some());
-    let flags = is_v4 << 32 | has_local << 33;
-    [
-        (peer >> 64) as u64,
-        peer as u64,
-        (local >> 64) as u64,
-        local as u64,
-        u64::from(kept.route.peer.port()) | u64::from(kept.service) << 16 | flags,
-        u64::from(kept.epoch.0) << 32 | u64::from(kept.cid.0),
-    ]
+    let [a, b, c, d, last] = addresses::to_words(kept.route.peer, kept.route.local);
+    let last = last | u64::from(kept.service) << 16;
+    let id = u64::from(kept.epoch.0) << 32 | u64::from(kept.cid.0);
+    [a, b, c, d, last, id]
 }
 
 fn connection_of(name: &[u64; NAME_WORDS], numbers: [CallNumber; CHANNELS]) -> KeptConnection {
-    let is_v4 = name[4] >> 32 & 1 != 0;
-    let address = |high: u64, low: u64| {
-        let address = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
-        if is_v4 {
-            IpAddr::V6(address).to_canonical()
-        } else {
-            address.into()
-        }
-    };
-    let local = (name[4] >> 33 & 1 != 0).then(|| address(name[2], name[3]));
+    let [a, b, c, d, last, id] = *name;
+    let (peer, local) = addresses::from_words(&[a, b, c, d, last]);
     KeptConnection {
-        route: Route {
-            peer: SocketAddr::new(address(name[0], name[1]), name[4] as u16),
-            local,
-        },
-        epoch: Epoch((name[5] >> 32) as u32),
-        cid: Cid(name[5] as u32),
-        service: (name[4] >> 16) as u16,
+        route: Route { peer, local },
+        epoch: Epoch((id >> 32) as u32),
+        cid: Cid(id as u32),
+        service: (last >> 16) as u16,
         numbers,
     }
 }

@@ -7,6 +7,7 @@
 //!   pages      the frames of the cache that hold data that is not on the disk
 //!   open_files files that the kernel has open, by handle
 //!   requests   requests that were carried out and perhaps not answered
+//!   addresses  addresses of peers as words
 //!   area       parts of a memory with one owner each, for bytes that the kernel writes
 //!   sealed     words that state a value and prove it
 //!   sockets    what the kernel has received and sent
@@ -17,6 +18,7 @@
 //! successor sees either all of a change or none. **Invariant:** a reader treats the words as hostile:
 //! any content yields a table or an error, never a panic, and never more than the words hold.
 
+pub mod addresses;
 mod area;
 mod check;
 pub mod log;

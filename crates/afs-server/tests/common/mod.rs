@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test uses only a part.
 
 pub mod calls;
+pub mod numbered;
 pub mod process;
 pub mod relay;
 
