@@ -457,6 +457,13 @@ fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
     let disk = Disk::new(&s, On::Encrypted, "64M");
     let mounted = disk.mount(&["--survive"]);
     let mut open = File::create(mounted.path("file")).unwrap();
+    let descriptors = || {
+        fs::read_dir(format!("/proc/{}/fd", mounted.pid()))
+            .unwrap()
+            .count()
+    };
+    kill_the_server(mounted.pid(), Duration::ZERO);
+    let before = descriptors();
     let fails = fs::read("/bin/false").unwrap();
     let programs = [&b"#!/bin/false\n"[..], b"no program", &fails];
     for (number, program) in programs.into_iter().enumerate() {
@@ -477,7 +484,8 @@ fn a_build_that_cannot_serve_leaves_the_mount_to_the_one_before_it() {
         let status = s.json(&["status"]);
         let survival = &status["volumes"][0]["survival"];
         assert_eq!(survival["restart_refused"], true, "{status}");
-        assert_eq!(survival["predecessors"], 2 * (number + 1), "{status}");
+        assert_eq!(survival["predecessors"], 2 * (number + 1) + 1, "{status}");
+        assert_eq!(descriptors(), before, "of the keeper");
         let said = mounted.said();
         assert!(said.matches("EVFS-0819").count() > number, "{said}");
     }

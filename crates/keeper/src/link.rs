@@ -52,6 +52,11 @@ impl Kept {
         self.0.insert(name.to_owned(), descriptors);
     }
 
+    /// Lists the names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Lists everything.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &[OwnedFd])> {
         self.0

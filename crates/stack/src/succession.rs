@@ -47,6 +47,9 @@ use survival::{Log, Memory, OpenFiles, Pages, Requests};
 /// can read it. Tables have versions of their own, too.
 const FORMAT: u32 = 1;
 
+/// Begin of the names of the descriptors by which the threads of a server receive.
+const CLONES: &str = "clones-";
+
 /// Words of the log: 32 MiB, of which a commit of the file system is begun at half.
 const LOG_WORDS: usize = 4 << 20;
 
@@ -417,14 +420,17 @@ impl Succession {
         })
     }
 
-    /// Announces that the mount is served, so that what only the predecessor used is closed.
+    /// Announces that the mount is served, so that the keeper closes what only earlier servers used,
+    /// also those that died while they started.
     ///
     /// # Errors
     /// The keeper has died.
     pub(crate) fn mounted(&self) -> Result<()> {
-        if let Some(before) = self.generation.checked_sub(1) {
-            self.close(&clones(before))?;
-        }
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut earlier = kept.names().filter(|name| name.starts_with(CLONES));
+        earlier.try_for_each(|name| self.close(name))?;
+        drop(earlier);
+        drop(kept);
         self.serving()
     }
 }
@@ -592,7 +598,7 @@ fn check_format(file: Option<OwnedFd>) -> Result<()> {
 
 /// Returns the name of the descriptors by which the threads of a server receive.
 fn clones(generation: u32) -> String {
-    format!("clones-{generation}")
+    format!("{CLONES}{generation}")
 }
 
 fn damaged(error: impl fmt::Display) -> Error {
