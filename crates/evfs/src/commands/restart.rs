@@ -20,8 +20,8 @@ Examples:
   evfs restart data
 
 The program that then serves is the one at the path of the running program, as an update has installed it. \
-It takes over open files, mounts and connections; programs that use them wait for less than a second. Everything \
-is made durable before.
+It takes over open files, mounts and connections; programs that use them wait, and see no error. Everything is \
+made durable before.
 
 Possible for services that were started with --survive or `survive = true`. If the new program does not serve \
 within a minute, or cannot read what the running one leaves, the running one goes on, and this command fails. NBD \
